@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every name that more than one part of Aliquot, or a user, spells."""
+
+from typing import Final
+
+DRIVER: Final = "gpu.aliquot.dev"
+"""DRA driver name; also the attribute domain of our devices."""
+DEVICE_CLASS: Final = "gpu.aliquot.dev"
+"""DeviceClass of shareable GPUs."""
+RESOURCE_GROUP: Final = "resource.k8s.io"
+RESOURCE_VERSION: Final = "v1"
+CONSUMABLE_CAPACITY_GATE: Final = "DRAConsumableCapacity"
+"""Feature gate that shares rest on (KEP-5075): beta from Kubernetes 1.36."""
+
+INJECT_LABEL: Final = "aliquot.dev/inject"
+"""Namespace label (value INJECT_ENABLED) that opts in; pod label (INJECT_DISABLED) that opts out."""
+INJECT_ENABLED: Final = "enabled"
+INJECT_DISABLED: Final = "disabled"
+
+MANAGED_LABEL: Final = "aliquot.dev/managed"
+"""On ResourceClaimTemplates and claims that the webhook made, value "true"."""
+LAST_USED_ANNOTATION: Final = "aliquot.dev/last-used"
+"""On our templates: RFC 3339 UTC time of the last admission that named it."""
+REQUEST_ANNOTATION: Final = "aliquot.dev/original-request"
+"""On converted pods: JSON of the handled resources taken out, by container."""
+POD_CLAIM_NAME: Final = "aliquot"
+"""Entry in pod.spec.resourceClaims that the webhook adds."""
+
+RESOURCE_COUNT: Final = "nvidia.com/vgpu"
+RESOURCE_MEMORY: Final = "nvidia.com/gpumem"
+"""Whole MiB per GPU."""
+RESOURCE_MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
+RESOURCE_CORES: Final = "nvidia.com/gpucores"
+"""Percent of one GPU's compute, 0-100."""
+RESOURCE_PRIORITY: Final = "nvidia.com/priority"
+
+CAPACITY_MEMORY: Final = "memory"
+"""Bytes. Capacity names are always unqualified: the scheduler compares them as text."""
+CAPACITY_CORES: Final = "cores"
+CAPACITY_SHARES: Final = "shares"
+
+CDI_KIND: Final = "gpu.aliquot.dev/share"
+"""CDI kind of our per-share devices; device name <claimUID>-<share>."""
+
+PLUGIN_DIR: Final = "/var/lib/kubelet/plugins/gpu.aliquot.dev"
+PLUGIN_REGISTRY_DIR: Final = "/var/lib/kubelet/plugins_registry"
+CDI_DIR: Final = "/var/run/cdi"
+HOST_STATE_DIR: Final = "/var/lib/aliquot"
+"""Host directory: lib/<version>/libaliquot.so and claims/<claimUID>/<share>/{quota,ledger}."""
+
+CONTAINER_LIBRARY: Final = "/run/aliquot/lib/libaliquot.so"
+CONTAINER_SHARES_DIR: Final = "/run/aliquot/shares"
+CONTAINER_PRELOAD: Final = "/etc/ld.so.preload"
+
+METRICS_PREFIX: Final = "aliquot_"
