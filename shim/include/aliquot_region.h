@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Layout of `quota` and `ledger`, the two files of a share: the one place that
+ * knows it. node-agent/aliquot_agent/region.py mirrors it, held to it by
+ * tests/contract.
+ *
+ * quota   one page, written by the node agent, read-only in the container; the
+ *         only authority on limits.
+ * ledger  fixed size, writable by the container: what its processes use. Sums are
+ *         taken over slots; there is no shared total that a crash could spoil.
+ *
+ * Both are made once (quota complete before its name appears), then changed in place, word by
+ * word: each 64-bit word is valid by itself, native byte order. Sizes and
+ * offsets are compiled in; the headers are only compared, never computed with.
+ */
+#ifndef ALIQUOT_REGION_H
+#define ALIQUOT_REGION_H
+
+#include <stdint.h>
+
+#define AQ_SHARES_DIR "/run/aliquot/shares"
+
+#define AQ_QUOTA_MAGIC "ALIQUOTQ"  /* 8 bytes, no terminator on disk */
+#define AQ_LEDGER_MAGIC "ALIQUOTL"
+#define AQ_LAYOUT 1U
+#define AQ_QUOTA_SIZE 4096U
+#define AQ_LEDGER_HEADER_SIZE 4096U
+#define AQ_SLOTS 1024U
+#define AQ_SLOT_SIZE 128U
+#define AQ_LEDGER_SIZE (AQ_LEDGER_HEADER_SIZE + AQ_SLOTS * AQ_SLOT_SIZE)
+
+/* quota.flags */
+#define AQ_FLAG_UNLIMITED 1ULL /* a whole GPU that stands beside a share */
+
+/* slot.overhead before the agent has measured: count contexts * context_estimate_bytes. */
+#define AQ_OVERHEAD_UNKNOWN UINT64_MAX
+
+/* A slot is owned through an OFD write lock on this byte of `ledger` (beyond
+ * its end): the kernel drops the lock when its owner dies or calls exec. */
+#define AQ_SLOT_LOCK_BASE (1ULL << 40)
+
+struct aq_quota {
+  /* frozen header */
+  uint8_t magic[8];     /* 0 */
+  uint32_t layout;      /* 8 */
+  uint32_t size;        /* 12: AQ_QUOTA_SIZE */
+  uint8_t gpu_uuid[16]; /* 16: as cuDeviceGetUuid_v2 gives it */
+  uint64_t check;       /* 32: FNV-1a 64 of bytes 0..31 */
+  uint8_t reserved0[24];
+  /* hot words */
+  uint64_t memory_limit_bytes;     /* 64 */
+  uint64_t cores_millipercent;     /* 72: 0 = unpaced */
+  uint64_t lent_millipercent;      /* 80 */
+  uint64_t lent_until_ns;          /* 88: CLOCK_MONOTONIC */
+  uint64_t cost_factor_ppm;        /* 96: 1000000 = 1 */
+  uint64_t context_estimate_bytes; /* 104: per context, until measured */
+  uint64_t floor_bytes;            /* 112: least use to count, 0 = none */
+  uint64_t flags;                  /* 120 */
+  uint64_t epoch;                  /* 128: +1 after each change */
+  uint64_t heartbeat_ns;           /* 136: agent alive, CLOCK_MONOTONIC */
+  uint8_t reserved1[AQ_QUOTA_SIZE - 144];
+};
+
+/* One process's use. One writer per field: its owner, or the agent where it says so. */
+struct aq_slot {
+  uint64_t used_bytes;     /* 0: reserved and committed allocations, exact */
+  uint64_t generation;     /* 8: +1 whenever a process takes the slot */
+  uint64_t overhead_bytes; /* 16: agent: measured beyond used_bytes (contexts, code) */
+  uint64_t contexts;       /* 24: live contexts on this GPU */
+  uint64_t changes;        /* 32: +1 with every change of used_bytes or contexts */
+  uint64_t peak_bytes;     /* 40 */
+  uint64_t pool_bytes;     /* 48: part of used_bytes */
+  uint64_t graph_bytes;    /* 56: part of used_bytes */
+  uint64_t pid;            /* 64: in the owner's pid namespace; 0 = free */
+  uint64_t pidns_inode;    /* 72: inode of /proc/self/ns/pid */
+  uint64_t start_ticks;    /* 80: field 22 of /proc/self/stat */
+  uint64_t host_pid;       /* 88: agent */
+  uint8_t reserved[32];
+};
+
+struct aq_ledger {
+  /* frozen header */
+  uint8_t magic[8];        /* 0 */
+  uint32_t layout;         /* 8 */
+  uint32_t size;           /* 12: AQ_LEDGER_SIZE */
+  uint32_t slots;          /* 16: AQ_SLOTS */
+  uint32_t reserved0;      /* 20 */
+  uint64_t generation;     /* 24: unique per ledger file */
+  uint8_t reserved1[32];
+  /* share block */
+  uint64_t tat_ns;         /* 64: pacing (GCRA theoretical arrival time) */
+  uint64_t granted_ns;     /* 72 */
+  uint64_t slots_used;     /* 80: slots 0 .. slots_used-1 may be in use; only grows */
+  uint64_t denied;         /* 88: refused requests for memory */
+  uint64_t throttled_ns;   /* 96 */
+  uint64_t peak_bytes;     /* 104: highest sum seen */
+  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 112];
+  struct aq_slot slot[AQ_SLOTS];
+};
+
+_Static_assert(sizeof(struct aq_quota) == AQ_QUOTA_SIZE, "quota is one page");
+_Static_assert(sizeof(struct aq_slot) == AQ_SLOT_SIZE, "a slot is two cache lines");
+_Static_assert(sizeof(struct aq_ledger) == AQ_LEDGER_SIZE, "ledger has no padding");
+
+#endif
