@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# The one front door. `make help` lists what there is.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+ROOT := $(CURDIR)
+BUILD := $(ROOT)/build
+BIN := $(ROOT)/.venv/bin
+PYTHON := $(BIN)/python
+STEP := $(ROOT)/tests/testkit/step
+KUBERNETES ?= 1.37
+CLUSTER := $(PYTHON) -m tests.cluster
+PYTEST := $(BIN)/pytest -q --durations=5
+CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
+C_FILES = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h')
+SHELL_FILES = .ci/run tests/testkit/step tests/testkit/packages
+PYTHON_PATHS = api webhook node-agent cli tests shim
+
+##@ Try it
+.PHONY: demo demo-down
+demo: images testbed ## Start a cluster with a simulated GPU and show two pods sharing it
+	@$(STEP) "demo" $(PYTHON) -m tests.system.demo
+
+demo-down: setup ## Remove the demo's cluster; leaves nothing
+	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
+
+##@ Test it
+.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench
+test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
+
+test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
+	@$(STEP) "unit and contract tests" $(PYTEST) tests/unit tests/contract
+
+test-shim: setup sim shim ## Simulated GPU and shim, by the simulated driver's own books
+	@$(STEP) "simulated GPU and shim tests" $(PYTEST) shim/sim/tests shim/tests
+
+test-cluster: images testbed ## Test bed, then Aliquot, on a real Kubernetes (KUBERNETES=1.37)
+	@$(STEP) "test bed tests" $(PYTEST) tests/cluster/tests
+	@$(STEP) "cluster tests on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) tests/system
+
+test-faults: images testbed ## Only the cluster tests that kill, restart and break things
+	@$(STEP) "fault tests on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) -m faults tests/system
+
+test-versions: ## The cluster tests on each older Kubernetes (builds each once: some 10 minutes)
+	@for version in 1.36 1.35; do $(MAKE) test-cluster KUBERNETES=$$version || exit 1; done
+
+lint: setup ## Formatters, linters, types, import rules, licence headers
+	@$(STEP) "ruff" $(BIN)/ruff check $(PYTHON_PATHS)
+	@$(STEP) "ruff format" $(BIN)/ruff format --check $(PYTHON_PATHS)
+	@$(STEP) "mypy" $(BIN)/mypy
+	@$(STEP) "import rules" $(BIN)/lint-imports
+	@$(STEP) "clang-format" $(BIN)/clang-format --style=file:shim/.clang-format --dry-run -Werror $(C_FILES)
+	@$(STEP) "gcc -fanalyzer" $(MAKE) -C shim analyze CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
+	@$(STEP) "shellcheck" shellcheck $(SHELL_FILES)
+	@$(STEP) "licence headers" $(PYTHON) -m tests.testkit.headers
+
+bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*.json
+	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
+	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
+	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+
+##@ Work on it
+.PHONY: setup packages shim sim testbed images cluster-up cluster-down lock clean help
+setup: packages $(BUILD)/.setup ## Python environment in .venv, with everything installed (editable)
+
+packages:
+	@tests/testkit/packages tests/testkit/packages.txt tests/cluster/packages.txt
+
+$(BUILD)/.setup: requirements.lock pyproject.toml node-agent/generate_stubs.py $(wildcard node-agent/aliquot_agent/kubeletapi/*/*/*.proto)
+	@mkdir -p $(BUILD)
+	@$(STEP) "create .venv" python3 -m venv .venv
+	@$(STEP) "install the locked dependencies" $(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@$(STEP) "install aliquot (editable)" $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+sim: setup ## Simulated GPU: build/sim/libcuda.so.1, libnvidia-ml.so.1, aliquot-sim
+	@$(MAKE) -C shim/sim BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
+
+shim: setup ## Shim: build/shim/libaliquot.so
+	@$(MAKE) -C shim BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
+
+testbed: setup ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (12 minutes on 2 cores)
+	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)
+
+images: sim shim ## Container images for the test bed, without a registry: build/images/aliquot.tar
+	@$(STEP) "images" $(PYTHON) -m tests.system.images
+
+cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --help)
+	@$(STEP) "start cluster" $(CLUSTER) up --kubernetes $(KUBERNETES)
+
+cluster-down: setup ## Remove it
+	@$(STEP) "remove cluster" $(CLUSTER) down
+
+lock: ## Resolve the dependency ranges of pyproject.toml again (needs uv)
+	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --group dev --upgrade \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -q -o requirements.lock
+	for part in webhook agent; do uv pip compile pyproject.toml --extra $$part -c requirements.lock \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -q -o deploy/images/$$part.lock; done
+
+clean: ## Remove build products (not ~/.cache/aliquot)
+	rm -rf $(BUILD) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find node-agent -name '*_pb2*' -delete
+
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

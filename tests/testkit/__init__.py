@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tools of the test suites and of the Makefile."""
