@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inventory that a watch on slices keeps."""
+
+from typing import Any
+
+import pytest
+
+from aliquot_api.quantity import MIB
+from aliquot_webhook.inventory import Gpu, Inventory, LiveInventory
+from tests.unit.webhook.kit import H100, L4, inventory, resource_slice
+
+
+def test_it_knows_the_largest_gpu_and_what_one_node_has_of_a_size() -> None:
+    known = inventory([L4, L4, L4], [H100, L4], [L4, L4, L4])
+
+    assert known.largest == H100
+    assert known.most_on_one_node(0) == 3
+    assert known.most_on_one_node(L4.memory_bytes + 1) == 1
+    assert known.most_on_one_node(H100.memory_bytes + 1) == 0
+    assert len(known.nodes) == 2
+
+
+def test_without_slices_it_knows_nothing() -> None:
+    assert Inventory().largest is None
+    assert inventory([]) == Inventory()
+    assert Inventory().usual_shares(0) is None
+
+
+def test_usual_shares_are_those_of_most_large_enough_gpus() -> None:
+    few, many = Gpu(memory_bytes=8 * MIB, shares=4), Gpu(memory_bytes=4 * MIB, shares=10)
+    known = inventory([few, many, many])
+
+    assert known.usual_shares(1) == 10
+    assert known.usual_shares(5 * MIB) == 4
+
+
+def test_an_older_generation_of_a_pool_does_not_count() -> None:
+    live = LiveInventory()
+    live.replace([resource_slice("n", [H100], generation=1, name="a")])
+    live.upsert(resource_slice("n", [L4], generation=2, name="b"))
+
+    assert live.snapshot().largest == L4
+    live.remove(resource_slice("n", [], generation=2, name="b"))
+    assert live.snapshot().largest == H100
+
+
+def test_an_update_that_changes_only_live_capacity_keeps_the_snapshot() -> None:
+    live = LiveInventory()
+    live.replace([resource_slice("n", [L4])])
+    before = live.snapshot()
+    changed: Any = resource_slice("n", [L4])
+    changed["spec"]["devices"][0]["capacity"]["memory"]["value"] = "1Mi"
+    live.upsert(changed)
+
+    assert live.snapshot() is before
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param(
+            {"memoryBytes": {"int": L4.memory_bytes}, "oversubscribed": {"bool": True}}, id="other class"
+        ),
+        pytest.param({"memoryBytes": {"string": "lots"}}, id="unreadable size"),
+        pytest.param({}, id="no size"),
+    ],
+)
+def test_devices_that_a_claim_cannot_get_do_not_count(attributes: dict[str, object]) -> None:
+    slice_: Any = resource_slice("n", [L4])
+    slice_["spec"]["devices"][0]["attributes"] = attributes
+    live = LiveInventory()
+    live.replace([slice_, {}, {"spec": {"devices": [None, {"capacity": 1}]}}])
+
+    assert live.snapshot().largest is None

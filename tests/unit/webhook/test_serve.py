@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real server process on loopback: TLS, kept-alive connections, clients that are slow, and its end."""
+
+import http.client
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot_webhook.app import MAX_BODY_BYTES
+from aliquot_webhook.tls import SILENCE_S
+from tests.unit.webhook.kit import container, pod, review
+from tests.unit.webhook.service import HOST
+
+BODY = json.dumps(review(pod(container(vgpu="1", gpumem="8000"))))
+HEADERS = {"Content-Type": "application/json"}
+DEADLINE_S = 30
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait for `condition`, at most until the deadline."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+class Running:
+    """A server process."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server((HOST, 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+        self.folder = folder
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "tests.unit.webhook.service", str(self.port), str(folder)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        eventually((folder / "ca.crt").exists, "no certificate")
+
+    def connect(self) -> http.client.HTTPSConnection:
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        return http.client.HTTPSConnection(HOST, self.port, context=context, timeout=DEADLINE_S)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+
+def ask(connection: http.client.HTTPSConnection) -> bool:
+    connection.request("POST", "/mutate", body=BODY, headers=HEADERS)
+    answer = connection.getresponse()
+    allowed: bool = json.loads(answer.read())["response"]["allowed"]
+    return allowed
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    server = Running(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait(DEADLINE_S)
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_one_connection_serves_many_reviews(running: Running) -> None:
+    connection = running.connect()
+    assert ask(connection)
+    first = connection.sock
+    for _ in range(20):
+        assert ask(connection)
+    assert connection.sock is first
+    connection.close()
+
+
+def test_silent_clients_hold_up_nobody(running: Running) -> None:
+    silent = [socket.create_connection((HOST, running.port)) for _ in range(200)]
+    stuck = []
+    for _ in range(5):  # more than there are threads, each in the middle of a request
+        connection = running.connect()
+        connection.connect()
+        connection.sock.sendall(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n")
+        stuck.append(connection)
+    refused = []
+    for _ in range(5):  # each gets its answer and does not close
+        client = socket.create_connection((HOST, running.port))
+        client.sendall(b"no TLS at all")
+        refused.append(client)
+    patient = running.connect()
+    started = time.monotonic()
+    assert ask(patient)
+    assert time.monotonic() - started < 3 * SILENCE_S
+    for connection in (*stuck, patient):
+        connection.close()
+    for client in (*silent, *refused):
+        client.close()
+
+
+def test_a_renewed_certificate_is_served_and_open_connections_stay(running: Running) -> None:
+    connection = running.connect()
+    assert ask(connection)
+    old = (running.folder / "ca.crt").read_bytes()
+    (running.folder / "renew").touch()
+    eventually(lambda: (running.folder / "ca.crt").read_bytes() != old, "no renewal")
+
+    fresh = running.connect()
+    assert ask(fresh)
+    assert ask(connection)
+    fresh.close()
+    connection.close()
+
+
+def test_plain_http_and_nonsense_end_the_connection_only(running: Running) -> None:
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 200):
+        with socket.create_connection((HOST, running.port), timeout=DEADLINE_S) as client:
+            client.sendall(nonsense)
+            assert b"200" not in client.recv(100)
+    connection = running.connect()
+    assert ask(connection)
+    connection.close()
+
+
+def test_sigterm_ends_it_in_order(running: Running) -> None:
+    connection = running.connect()
+    assert ask(connection)
+    connection.close()
+
+    assert running.stop() == 0
+    assert (running.folder / "stopped").exists()
+
+
+def test_a_flood_is_cut_off_with_a_status(running: Running) -> None:
+    connection = running.connect()
+    connection.request("POST", "/mutate", body=b" " * (MAX_BODY_BYTES + 1), headers=HEADERS)
+    assert connection.getresponse().status == 413
+    connection.close()
+    pieces = (b" " * 65536 for _ in range(MAX_BODY_BYTES // 65536 + 1))  # of unknown length: chunked
+    chunked = running.connect()
+    chunked.request("POST", "/mutate", body=pieces, headers=HEADERS, encode_chunked=True)
+    assert chunked.getresponse().status == 413
+    chunked.close()

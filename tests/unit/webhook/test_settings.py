@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings from flags and variables."""
+
+import pytest
+
+from aliquot_webhook.settings import CommonSettings, Settings, read
+
+
+def settings(*argv: str, **environ: str) -> Settings:
+    return read(Settings, prog="aliquot-webhook", argv=argv, environ=environ)
+
+
+def test_a_flag_goes_before_a_variable_and_that_before_the_default() -> None:
+    assert settings().template_grace_s == 3600
+    assert settings(ALIQUOT_TEMPLATE_GRACE_S="60").template_grace_s == 60
+    assert settings("--template-grace-s", "30", ALIQUOT_TEMPLATE_GRACE_S="60").template_grace_s == 30
+
+
+def test_every_kind_of_value_is_understood() -> None:
+    given = settings("--port", "1", "--extra-hosts", "a, b,", "--allow-privileged-whole-gpu", "TRUE")
+
+    assert (given.port, given.extra_hosts, given.allow_privileged_whole_gpu) == (1, ("a", "b"), True)
+
+
+def test_names_and_hosts_come_out_of_them() -> None:
+    given = settings("--resource-count", "nvidia.com/gpu", "--namespace", "gpu")
+
+    assert given.policy.resources.count == "nvidia.com/gpu"
+    assert given.hosts[0] == "aliquot-webhook.gpu.svc"
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--port", "many"], "port: invalid value 'many'"),
+        (["--template-grace-s", "0"], "template_grace_s"),
+        (["--api-timeout-s", "nan"], "api_timeout_s"),
+        (["--allow-privileged-whole-gpu", "1"], "true or false"),
+        (["--log-level", "LOUD"], "log_level"),
+        (["--unknown", "1"], "unrecognized"),
+    ],
+)
+def test_bad_settings_end_the_start_with_a_word(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings(*argv)
+    assert says in capsys.readouterr().err
+
+
+def test_the_controller_has_its_own() -> None:
+    given = read(CommonSettings, prog="aliquot-controller", argv=[], environ={"ALIQUOT_NAMESPACE": "x"})
+
+    assert given.namespace == "x"

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deletes our ResourceClaimTemplates that nobody has used for the grace period.
+
+This is the deleting half of the protocol that `aliquot_webhook.templates` writes down. The order here is
+its part: read the template, then list the pods, then delete exactly the version that was read. Several
+controllers at once do no harm.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from aliquot_webhook.kube import ApiError
+from aliquot_webhook.templates import ROOT, SELECTOR, Api, collection, last_used
+from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+
+logger = logging.getLogger(__name__)
+
+
+class ListApi(Api, Protocol):
+    """The part of the API that the collection of unused templates needs."""
+
+    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+        """All objects at `path`."""
+
+
+class TemplateCollector:
+    """Finds and deletes unused templates."""
+
+    def __init__(
+        self, *, api: ListApi, grace_s: float, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._api = api
+        self._grace = timedelta(seconds=grace_s)
+        self._now = now
+
+    def collect(self) -> int:
+        """Delete what is due now; how many that were. Raises ApiError if a list cannot be read."""
+        templates, _ = self._api.list_all(f"{ROOT}/resourceclaimtemplates", {"labelSelector": SELECTOR})
+        due: dict[str, list[JsonObject]] = {}
+        for template in templates:
+            if self._now() - last_used(template) > self._grace:
+                due.setdefault(text(dig(template, "metadata", "namespace")), []).append(template)
+        deleted = 0
+        for namespace, candidates in sorted(due.items()):
+            # After the templates were read: a pod admitted with one of them is in this list by now.
+            pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {})
+            used = _used(pods)
+            for template in candidates:
+                if text(dig(template, "metadata", "name")) not in used:
+                    deleted += self._delete(namespace, template)
+        return deleted
+
+    def _delete(self, namespace: str, template: JsonObject) -> int:
+        metadata = obj(template.get("metadata"))
+        name = text(metadata.get("name"))
+        preconditions = {
+            "uid": metadata.get("uid"),
+            "resourceVersion": metadata.get("resourceVersion"),
+        }
+        try:
+            self._api.call(
+                "DELETE",
+                f"{collection(namespace)}/{name}",
+                body={"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions},
+            )
+        except ApiError as error:
+            level = logging.DEBUG if error.status in (404, 409) else logging.WARNING
+            logger.log(
+                level,
+                "template stays",
+                extra={"namespace": namespace, "template": name, "error": error.message},
+            )
+            return 0
+        logger.info("deleted unused template", extra={"namespace": namespace, "template": name})
+        return 1
+
+
+def _used(pods: Iterable[JsonObject]) -> set[str]:
+    """Names of the templates that these pods name."""
+    return {
+        text(obj(claim).get("resourceClaimTemplateName"))
+        for pod in pods
+        for claim in items(dig(pod, "spec", "resourceClaims"))
+    }

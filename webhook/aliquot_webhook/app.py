@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP surface: /mutate, /healthz, /readyz and /metrics. The only module that knows Flask."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from flask import Flask, Request, Response, request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from aliquot_api.errors import InvalidInput
+from aliquot_webhook.metrics import Metrics
+from aliquot_webhook.review import Reviewer
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 3 * 1024**2
+"""etcd holds objects of 1.5 MiB; a review carries one, and an empty old one."""
+
+
+class BoundedRequest(Request):
+    """A request whose body is read up to a limit, told beforehand or not."""
+
+    max_content_length = MAX_BODY_BYTES
+
+
+class BoundedFlask(Flask):
+    """Flask with bounded bodies."""
+
+    request_class = BoundedRequest
+
+
+def create_app(*, reviewer: Reviewer, metrics: Metrics, not_ready: Callable[[], Sequence[str]]) -> Flask:
+    """The WSGI application. `not_ready` says what is still missing before pods can be judged."""
+    app = BoundedFlask("aliquot_webhook", static_folder=None)
+
+    @app.post("/mutate")
+    def mutate() -> Response:
+        started = time.perf_counter()
+        if request.mimetype != "application/json":
+            return _text("want content type application/json", 415)
+        body = request.get_data(cache=False)
+        if len(body) >= MAX_BODY_BYTES:  # a body of unknown length is cut there
+            raise RequestEntityTooLarge
+        try:
+            outcome = reviewer.answer(json.loads(body))
+        except InvalidInput as error:
+            return _text(str(error), 400)
+        except (ValueError, RecursionError):
+            return _text("body: want JSON", 400)
+        metrics.reviewed(result=outcome.result, seconds=time.perf_counter() - started)
+        return Response(json.dumps(outcome.review), mimetype="application/json")
+
+    @app.get("/healthz")
+    def healthz() -> Response:
+        return _text("ok", 200)
+
+    @app.get("/readyz")
+    def readyz() -> Response:
+        missing = not_ready()
+        return _text("\n".join(missing), 503) if missing else _text("ok", 200)
+
+    @app.get("/metrics")
+    def exposition() -> Response:
+        return Response(metrics.exposition(), mimetype="text/plain; version=0.0.4")
+
+    @app.errorhandler(HTTPException)
+    def refuse(error: HTTPException) -> Response:
+        return _text(error.name, error.code or 500)
+
+    @app.errorhandler(Exception)
+    def fail(error: Exception) -> Response:
+        # The API server refuses the pod then (failurePolicy Fail); details are for the log only.
+        logger.error("request failed", exc_info=error, extra={"path": request.path})
+        return _text("internal error", 500)
+
+    return app
+
+
+def _text(message: str, status: int) -> Response:
+    return Response(f"{message}\n", status=status, mimetype="text/plain")

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON Patch (RFC 6902): the few operations that a rewrite needs."""
+
+from typing import Literal, NotRequired, TypedDict
+
+
+class Operation(TypedDict):
+    """One step; `value` is absent for remove."""
+
+    op: Literal["add", "replace", "remove"]
+    path: str
+    value: NotRequired[object]
+
+
+def pointer(*steps: str | int) -> str:
+    """A JSON pointer (RFC 6901): `nvidia.com/vgpu` becomes `nvidia.com~1vgpu`."""
+    return "/" + "/".join(
+        [step.replace("~", "~0").replace("/", "~1") if isinstance(step, str) else str(step) for step in steps]
+    )
+
+
+def add(value: object, *steps: str | int) -> Operation:
+    """Set a member, or insert before an element; step "-" appends."""
+    return {"op": "add", "path": pointer(*steps), "value": value}
+
+
+def replace(value: object, *steps: str | int) -> Operation:
+    """Change what exists."""
+    return {"op": "replace", "path": pointer(*steps), "value": value}
+
+
+def remove(*steps: str | int) -> Operation:
+    """Take out what exists."""
+    return {"op": "remove", "path": pointer(*steps)}

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the administrator and the server's version decide about requests."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from aliquot_api import names
+
+DEFAULT_SHARES: Final = 16
+"""Tenants per GPU that a node publishes unless it is configured otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceNames:
+    """The extended resources that we take out of pods; an administrator may rename them."""
+
+    count: str = names.RESOURCE_COUNT
+    memory: str = names.RESOURCE_MEMORY
+    memory_percent: str = names.RESOURCE_MEMORY_PERCENT
+    cores: str = names.RESOURCE_CORES
+    priority: str = names.RESOURCE_PRIORITY
+
+    def all(self) -> tuple[str, ...]:
+        """Every handled name. None of them may stay in a pod: no node advertises them."""
+        return (self.count, self.memory, self.memory_percent, self.cores, self.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Input of `rewrite` that is the same for every pod."""
+
+    resources: ResourceNames = field(default_factory=ResourceNames)
+    allow_privileged_whole_gpu: bool = False
+    """A privileged container sees every GPU of its node: whole cards only, and only where this is set."""
+    count_is_distinct: bool = True
+    """The server gives `count: N` N different GPUs: from Kubernetes 1.36; 1.35 gives one GPU N times."""
+    max_devices: int = 32
+    """AllocationResultsMaxSize of resource.k8s.io/v1."""
+    max_requests: int = 8
+    """GPU containers per pod: the scheduler's search grows exponentially with the requests of a claim
+    (eight requests of which one cannot fit cost it seconds per node)."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assembles the webhook's parts, starts and stops them."""
+
+import logging
+from typing import Final
+from wsgiref.types import WSGIApplication
+
+from aliquot_api import names
+from aliquot_webhook import certs
+from aliquot_webhook.app import create_app
+from aliquot_webhook.inventory import LiveInventory
+from aliquot_webhook.kube import Kube
+from aliquot_webhook.loops import Loop
+from aliquot_webhook.metrics import Metrics
+from aliquot_webhook.probe import Probe, ServerState
+from aliquot_webhook.reflector import Reflector
+from aliquot_webhook.review import Reviewer
+from aliquot_webhook.settings import SECRET, Settings
+from aliquot_webhook.templates import ROOT, SELECTOR, Templates
+from aliquot_webhook.tls import CertificateStore, ServingContext
+
+logger = logging.getLogger(__name__)
+
+_CERTIFICATE_S: Final = 30.0
+_STARTING: Final = ServerState(problem="Aliquot's webhook is starting; try again")
+
+
+class Runtime:
+    """One serving process."""
+
+    def __init__(self, *, settings: Settings, serving: ServingContext) -> None:
+        kube = Kube.connect(kubeconfig=settings.kubeconfig or None, timeout_s=settings.api_timeout_s)
+        self._metrics = Metrics()
+        inventory = LiveInventory()
+        templates = Templates(
+            api=kube, grace_s=settings.template_grace_s, on_write=self._metrics.template_written
+        )
+        self._reflectors = (
+            Reflector(
+                name="resourceslices",
+                api=kube,
+                path=f"{ROOT}/resourceslices",
+                query={"fieldSelector": f"spec.driver={names.DRIVER}"},
+                sink=inventory,
+            ),
+            Reflector(
+                name="resourceclaimtemplates",
+                api=kube,
+                path=f"{ROOT}/resourceclaimtemplates",
+                query={"labelSelector": SELECTOR},
+                sink=templates,
+            ),
+        )
+        self._probe = Probe(api=kube, namespace=settings.namespace)
+        self._serving = serving
+        self._store = CertificateStore(
+            api=kube, namespace=settings.namespace, secret=SECRET, hosts=settings.hosts
+        )
+        self._certificates = Loop(name="certificates", step=self._load_certificate, retry_s=1.0)
+        self.app: WSGIApplication = create_app(
+            reviewer=Reviewer(
+                policy=settings.policy,
+                inventory=inventory.snapshot,
+                server=self._server,
+                ensure_template=templates.ensure,
+            ),
+            metrics=self._metrics,
+            not_ready=self._not_ready,
+        )
+
+    def start(self) -> None:
+        """Start every thread; returns at once."""
+        for part in (self._certificates, self._probe, *self._reflectors):
+            part.start()
+
+    def stop(self) -> None:
+        """Stop every thread."""
+        for part in (*self._reflectors, self._probe, self._certificates):
+            part.stop()
+
+    def _server(self) -> ServerState:
+        """The server's state; a list that is refused, or has not come yet, counts too."""
+        state = self._probe.state or _STARTING
+        for reflector in self._reflectors:
+            if state.problem is None and not reflector.synced:
+                state = ServerState(problem=reflector.problem or _STARTING.problem)
+        return state
+
+    def _not_ready(self) -> list[str]:
+        """What has no answer yet. A definite "no" is an answer: then pods are refused in clear words."""
+        missing = [
+            f"{part} has not answered"
+            for part, answered in (
+                ("the certificate's Secret", self._serving.loaded),
+                ("the server's probe", self._probe.state is not None),
+            )
+            if not answered
+        ]
+        return missing + [
+            f"the list of {reflector.name} has not arrived"
+            for reflector in self._reflectors
+            if not reflector.synced and reflector.problem is None
+        ]
+
+    def _load_certificate(self) -> float:
+        bundle = self._store.current()
+        if self._serving.use(bundle):
+            expires = certs.expiry(bundle)
+            self._metrics.certificate_expires(expires.timestamp())
+            logger.info("serving certificate", extra={"expires": expires})
+        return _CERTIFICATE_S

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the webhook, and how settings are read: a flag, else a variable, else the default."""
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeVar
+
+from aliquot_api import names
+from aliquot_api.errors import InvalidInput
+from aliquot_webhook.policy import Policy, ResourceNames
+
+NAME: Final = "aliquot-webhook"
+"""Of the Service and of the MutatingWebhookConfiguration."""
+SECRET: Final = "aliquot-webhook-tls"
+ENVIRONMENT_PREFIX: Final = "ALIQUOT_"
+
+SettingsType = TypeVar("SettingsType")
+
+
+def setting(default: Any, doc: str) -> Any:  # Any: as dataclasses.field itself
+    """A field of a settings class: its type is that of `default`, a tuple is a comma list."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonSettings:
+    """What webhook and controller both need; they must agree on it."""
+
+    kubeconfig: str = setting("", "kubeconfig file; empty: the pod's service account")
+    namespace: str = setting("aliquot-system", "namespace of the webhook's Service and Secret")
+    extra_hosts: tuple[str, ...] = setting((), "more names and addresses for the serving certificate")
+    template_grace_s: float = setting(3600.0, "unused claim templates are deleted after this time")
+    api_timeout_s: float = setting(4.0, "time limit of one call to the API server")
+    log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
+
+    def __post_init__(self) -> None:
+        for name in ("template_grace_s", "api_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidInput(field=name, value=getattr(self, name), fix="want a positive number")
+        if self.log_level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            raise InvalidInput(
+                field="log_level", value=self.log_level, fix="want DEBUG, INFO, WARNING or ERROR"
+            )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What the serving certificate is for: the names of the Service."""
+        service = f"{NAME}.{self.namespace}.svc"
+        return (service, f"{service}.cluster.local", f"{NAME}.{self.namespace}", *self.extra_hosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(CommonSettings):
+    """All settings of the webhook."""
+
+    host: str = setting("0.0.0.0", "address to listen on")
+    port: int = setting(8443, "port to listen on")
+    threads: int = setting(16, "reviews answered at the same time")
+    resource_count: str = setting(names.RESOURCE_COUNT, "resource name: number of GPUs")
+    resource_memory: str = setting(names.RESOURCE_MEMORY, "resource name: MiB per GPU")
+    resource_memory_percent: str = setting(names.RESOURCE_MEMORY_PERCENT, "resource name: % of memory")
+    resource_cores: str = setting(names.RESOURCE_CORES, "resource name: % of compute per GPU")
+    resource_priority: str = setting(names.RESOURCE_PRIORITY, "resource name: priority (dropped)")
+    allow_privileged_whole_gpu: bool = setting(False, "let privileged pods have whole GPUs")
+
+    @property
+    def policy(self) -> Policy:
+        """What `rewrite` needs of these."""
+        return Policy(
+            resources=ResourceNames(
+                count=self.resource_count,
+                memory=self.resource_memory,
+                memory_percent=self.resource_memory_percent,
+                cores=self.resource_cores,
+                priority=self.resource_priority,
+            ),
+            allow_privileged_whole_gpu=self.allow_privileged_whole_gpu,
+        )
+
+
+def read(
+    kind: type[SettingsType], *, prog: str, argv: Sequence[str], environ: Mapping[str, str]
+) -> SettingsType:
+    """Settings of `kind` from flags (--template-grace-s) and variables (ALIQUOT_TEMPLATE_GRACE_S).
+
+    Ends the process with a message for an unknown flag or a bad value, as argparse does.
+    """
+    parser = argparse.ArgumentParser(prog=prog)
+    for each in fields(kind):  # type: ignore[arg-type] # every kind is a dataclass
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}",
+            default=environ.get(f"{ENVIRONMENT_PREFIX}{each.name.upper()}"),
+            help=f"{each.metadata['doc']} (default {each.default!r})",
+        )
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    defaults = {each.name: each.default for each in fields(kind)}  # type: ignore[arg-type] # as above
+    try:
+        settings = kind(**{name: _convert(name, value, defaults[name]) for name, value in given.items()})
+    except InvalidInput as error:
+        parser.error(str(error))
+    logging.getLogger(__name__).debug("settings", extra={"settings": repr(settings)})
+    return settings
+
+
+def _convert(name: str, value: str, default: object) -> object:
+    if isinstance(default, bool):
+        if value.lower() not in ("true", "false"):
+            raise InvalidInput(field=name, value=value, fix="want true or false")
+        return value.lower() == "true"
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(default, int | float):
+        try:
+            return type(default)(value)
+        except ValueError as error:
+            raise InvalidInput(field=name, value=value, fix="want a number") from error
+    return value

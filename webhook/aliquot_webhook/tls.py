@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The certificates at work: kept in a Secret that all replicas share, and served without a restart.
+
+Whoever comes first makes the Secret; the API server's own checks (409 for an existing name or an older
+version) decide between several, and the losers take what the winner wrote.
+"""
+
+import base64
+import binascii
+import errno
+import os
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from aliquot_webhook import certs
+from aliquot_webhook.certs import Bundle
+from aliquot_webhook.kube import ApiError
+from aliquot_webhook.templates import Api
+from aliquot_webhook.wire import JsonObject, obj, text
+
+_FIELDS: Final = {
+    "authority": "ca.crt",
+    "authority_key": "ca.key",
+    "certificate": "tls.crt",
+    "key": "tls.key",
+}
+_ATTEMPTS: Final = 5
+SILENCE_S: Final = 3.0
+"""How long a client may keep a thread waiting."""
+
+
+class CertificateStore:
+    """The Secret, made and renewed by whoever looks at it."""
+
+    def __init__(
+        self,
+        *,
+        api: Api,
+        namespace: str,
+        secret: str,
+        hosts: Sequence[str],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._secret = secret
+        self._hosts = tuple(hosts)
+        self._now = now
+
+    def current(self) -> Bundle:
+        """A valid bundle, that of the Secret. Raises ApiError."""
+        collection = f"/api/v1/namespaces/{self._namespace}/secrets"
+        for _ in range(_ATTEMPTS):
+            secret = self._read(f"{collection}/{self._secret}")
+            present = None if secret is None else _decode(secret)
+            better = certs.renewed(present, hosts=self._hosts, now=self._now())
+            if present is not None and better is None:
+                return present
+            bundle = better or present
+            assert bundle is not None
+            try:
+                if secret is None:
+                    self._api.call("POST", collection, body=self._body(bundle, {"name": self._secret}))
+                else:
+                    # The metadata carries the resourceVersion that we have read: nobody is overwritten.
+                    body = self._body(bundle, obj(secret.get("metadata")))
+                    self._api.call("PUT", f"{collection}/{self._secret}", body=body)
+            except ApiError as error:
+                if error.status in (404, 409):
+                    continue
+                raise
+            return bundle
+        raise ApiError(status=409, message=f"secret {self._secret} keeps changing")
+
+    def _read(self, path: str) -> JsonObject | None:
+        try:
+            return self._api.call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _body(self, bundle: Bundle, metadata: JsonObject) -> JsonObject:
+        data = {key: base64.b64encode(getattr(bundle, field)).decode() for field, key in _FIELDS.items()}
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": metadata,
+            "type": "kubernetes.io/tls",
+            "data": data,
+        }
+
+
+def _decode(secret: JsonObject) -> Bundle | None:
+    data = obj(secret.get("data"))
+    try:
+        parts = {
+            field: base64.b64decode(text(data.get(key)), validate=True) for field, key in _FIELDS.items()
+        }
+    except binascii.Error:
+        return None
+    return Bundle(**parts)
+
+
+class ImpatientSocket(ssl.SSLSocket):
+    """A server's TLS socket whose blocking calls end: a client that falls silent in the middle of a
+    handshake or a request must not keep a thread. To the server it looks like a lost connection."""
+
+    def settimeout(self, value: float | None) -> None:
+        """As for any socket, but never without end."""
+        super().settimeout(SILENCE_S if value is None else value)
+
+    def setblocking(self, flag: bool) -> None:
+        """As for any socket, but blocking is not without end."""
+        self.settimeout(None if flag else 0.0)
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As for any TLS socket."""
+        with _lost_when_silent():
+            super().do_handshake(block)
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # Any: bytes-like
+        """As for any TLS socket."""
+        with _lost_when_silent():
+            return super().read(len, buffer)
+
+
+@contextmanager
+def _lost_when_silent() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise ConnectionResetError(errno.ECONNRESET, "the client fell silent") from error
+
+
+class ServingContext:
+    """The TLS settings of the server. A new certificate counts for connections made after it."""
+
+    def __init__(self) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.sslsocket_class = ImpatientSocket
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._loaded: Bundle | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there is a certificate at all yet."""
+        return self._loaded is not None
+
+    def use(self, bundle: Bundle) -> bool:
+        """Serve `bundle` from now on; False if it is served already."""
+        if bundle == self._loaded:
+            return False
+        # OpenSSL reads files only; a memory file keeps the key off every disk.
+        descriptor = os.memfd_create("aliquot-tls", os.MFD_CLOEXEC)
+        with os.fdopen(descriptor, "wb") as memory:
+            memory.write(bundle.key + bundle.certificate)
+            memory.flush()
+            self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+        self._loaded = bundle
+        return True
