@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m tests.bench.shim: added time of the shim against the bare simulated driver, in one run."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypedDict
+
+from shim.tests import shares
+from shim.tests.sandbox import MIB, ROOT, SHIM, Sandbox
+
+ROUNDS: Final = 12
+RATE_ROUNDS: Final = 3
+STARTS: Final = 100
+PROCESSES: Final = 8
+RATE_SECONDS: Final = 1
+HERE: Final = Path(__file__).resolve().parent
+CALLS: Final = {
+    "pair": ("alloc + free", 40),
+    "pair-20000": ("alloc + free, 20 000 live", 40),
+    "pair-100000": ("alloc + free, 100 000 live", 40),
+    "info": ("cuMemGetInfo", 20),
+    "nvml": ("nvmlDeviceGetMemoryInfo", 20),
+    "lookup-hooked": ("cuGetProcAddress, hooked name", 40),
+    "lookup-other": ("cuGetProcAddress, other name", 40),
+}
+"""`measure`'s names: what they are, and the most that the shim may add in ns."""
+
+
+class Figure(TypedDict):
+    """One line of build/bench/shim.json."""
+
+    what: str
+    value: float
+    unit: str
+    baseline: float
+    target: float
+    holds: bool
+
+
+def figure(what: str, *, ours: float, bare: float, target: float, unit: str = "ns") -> Figure:
+    """Added time, to be at most `target`."""
+    added = round(ours - bare, 1)
+    holds = added <= target
+    return Figure(what=what, value=added, unit=unit, baseline=round(bare, 1), target=target, holds=holds)
+
+
+def ratio(what: str, *, ours: float, bare: float, target: float) -> Figure:
+    """Part of the bare rate that is left, to be at least `target`."""
+    left = round(ours / bare, 3)
+    holds = left >= target
+    return Figure(what=what, value=left, unit="of bare", baseline=round(bare), target=target, holds=holds)
+
+
+def lines(text: str) -> dict[str, float]:
+    """`measure`'s output as numbers."""
+    return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+class Bench:
+    """Runs clients bare and under the shim by turns, so that both see the same machine."""
+
+    def __init__(self, *, sandbox: Sandbox, program: str) -> None:
+        self._sandbox = sandbox
+        self._program = program
+
+    def calls(self) -> list[Figure]:
+        """Calls within one process."""
+        bare, ours = self._least(lambda bare: self._once("calls", bare=bare), ROUNDS)
+        return [
+            figure(what, ours=ours[name], bare=bare[name], target=target)
+            for name, (what, target) in CALLS.items()
+        ]
+
+    def rate(self) -> Figure:
+        """Allocation pairs per second of several processes of one share."""
+
+        def measure(bare: bool) -> dict[str, float]:
+            command = (self._program, "rate", str(RATE_SECONDS))
+            runs = [self._sandbox.start(*command, bare=bare) for _ in range(PROCESSES)]
+            # As time per pair: the least is the best, as everywhere here.
+            return {"pair": 1 / sum(lines(run.communicate(timeout=60)[0])["rate"] for run in runs)}
+
+        bare, ours = self._least(measure, RATE_ROUNDS)
+        what = f"alloc + free rate, {PROCESSES} processes"
+        return ratio(what, ours=1 / ours["pair"], bare=1 / bare["pair"], target=0.6)
+
+    def init(self) -> Figure:
+        """cuInit in fresh processes."""
+        bare, ours = self._least(lambda bare: self._once("init", bare=bare), STARTS // 2)
+        return figure("cuInit", ours=ours["init"], bare=bare["init"], target=300_000)
+
+    def start(self) -> Figure:
+        """Start and end of a program that does not use CUDA."""
+
+        def measure(bare: bool) -> dict[str, float]:
+            env = {} if bare else {"LD_PRELOAD": str(SHIM)}
+            start = time.monotonic_ns()
+            subprocess.run(["/bin/true"], env=env, check=True, timeout=60)
+            return {"start": float(time.monotonic_ns() - start)}
+
+        bare, ours = self._least(measure, STARTS)
+        what = "start of a program without CUDA"
+        return figure(what, ours=ours["start"], bare=bare["start"], target=100_000)
+
+    def _once(self, *arguments: str, bare: bool) -> dict[str, float]:
+        return lines(self._sandbox.run(self._program, *arguments, bare=bare).stdout)
+
+    def _least(
+        self, measure: Callable[[bool], dict[str, float]], rounds: int
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Bare, ours: the least of each, as whatever else runs on the machine only adds."""
+        best: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        for _ in range(rounds):
+            for bare in (True, False):
+                for name, value in measure(bare).items():
+                    best[bare][name] = min(value, best[bare].get(name, value))
+        return best[True], best[False]
+
+
+def show(figures: list[Figure]) -> None:
+    """The table."""
+    sys.stdout.write(f"{'added by the shim':36} {'added':>12} {'bare driver':>12} {'target':>12}\n")
+    for line in figures:
+        compare = ">=" if line["unit"] == "of bare" else "<="
+        value = f"{line['value']:g} {line['unit']}"
+        target = f"{compare} {line['target']:g}"
+        mark = "" if line["holds"] else "  MISSED"
+        sys.stdout.write(f"{line['what']:36} {value:>12} {line['baseline']:>12g} {target:>12}{mark}\n")
+
+
+def main() -> int:
+    """Measures, prints, and writes build/bench/shim.json; a missed target is no failure of the command."""
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox = Sandbox(folder=Path(folder))
+        sandbox.start_node("h200")
+        shares.make(sandbox, gpu=str(sandbox.books()["gpus"][0]["uuid"]), limit=64 * 1024 * MIB)
+        program = str(Path(folder) / "measure")
+        sources = ROOT / "shim" / "src"
+        subprocess.run(
+            [
+                "cc",
+                "-std=gnu11",
+                "-D_GNU_SOURCE",
+                "-O2",
+                f"-I{sources}",
+                "-o",
+                program,
+                str(HERE / "measure.c"),
+                "-ldl",
+            ],
+            check=True,
+            timeout=60,
+        )
+        bench = Bench(sandbox=sandbox, program=program)
+        figures = [*bench.calls(), bench.rate(), bench.init(), bench.start()]
+    show(figures)
+    target = ROOT / "build" / "bench" / "shim.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

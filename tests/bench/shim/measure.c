@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Times driver calls in this process; prints "NAME NANOSECONDS" lines. With the shim preloaded
+ * it times the shim over the driver, without it the bare driver.
+ *
+ *   measure calls        medians over batches of the usual calls
+ *   measure init         one cuInit
+ *   measure rate SECONDS allocation pairs per second of this process
+ */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "driver_api.h"
+
+enum { BATCHES = 101, CALLS = 500, LIVE = 100000 };
+
+CUresult cuCtxSetCurrent(CUcontext context);
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device);
+
+static void *cuda, *nvml;
+static CUdeviceptr live[LIVE];
+static nvmlDevice_t device;
+
+#define CUDA(symbol) ((__typeof__(symbol) *)dlsym(cuda, #symbol))
+#define NVML(symbol) ((__typeof__(symbol) *)dlsym(nvml, #symbol))
+
+static __typeof__(cuMemAlloc_v2) *alloc;
+static __typeof__(cuMemFree_v2) *release;
+static __typeof__(cuMemGetInfo_v2) *info;
+static __typeof__(cuGetProcAddress_v2) *lookup;
+static __typeof__(nvmlDeviceGetMemoryInfo) *nvml_info;
+
+static double clock_ns(clockid_t clock) {
+  struct timespec now;
+  clock_gettime(clock, &now);
+  return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+static void check(int result, const char *what) {
+  if (result == 0)
+    return;
+  fprintf(stderr, "%s: %d\n", what, result);
+  exit(1);
+}
+
+static void pair(void) {
+  CUdeviceptr pointer;
+  check(alloc(&pointer, 65536), "alloc");
+  check(release(pointer), "free");
+}
+
+static void memory_info(void) {
+  size_t free_bytes, total_bytes;
+  check(info(&free_bytes, &total_bytes), "info");
+}
+
+static void nvml_memory(void) {
+  nvmlMemory_t memory;
+  check(nvml_info(device, &memory), "nvml memory");
+}
+
+static void lookup_hooked(void) {
+  void *address;
+  check(lookup("cuMemAlloc", &address, 12000, 0, NULL), "cuGetProcAddress");
+}
+
+static void lookup_other(void) {
+  void *address;
+  check(lookup("cuLaunchKernel", &address, 12000, 0, NULL), "cuGetProcAddress");
+}
+
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static void measure(const char *name, void (*call)(void)) {
+  double times[BATCHES];
+  for (int batch = 0; batch < BATCHES; batch++) {
+    double start = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (int i = 0; i < CALLS; i++)
+      call();
+    times[batch] = (clock_ns(CLOCK_THREAD_CPUTIME_ID) - start) / CALLS;
+  }
+  qsort(times, BATCHES, sizeof(*times), ascending);
+  printf("%s %.2f\n", name, times[BATCHES / 10]);
+}
+
+static void begin(void) {
+  CUcontext context;
+  check(CUDA(cuInit)(0), "cuInit");
+  check(CUDA(cuDevicePrimaryCtxRetain)(&context, 0), "context");
+  check(CUDA(cuCtxSetCurrent)(context), "current");
+  alloc = CUDA(cuMemAlloc_v2);
+  release = CUDA(cuMemFree_v2);
+  info = CUDA(cuMemGetInfo_v2);
+  lookup = CUDA(cuGetProcAddress_v2);
+}
+
+static void hold(int from, int to) {
+  for (int i = from; i < to; i++)
+    check(alloc(&live[i], 4096), "alloc");
+}
+
+static void measure_calls(void) {
+  begin();
+  check(NVML(nvmlInit_v2)(), "nvmlInit");
+  check(NVML(nvmlDeviceGetHandleByIndex_v2)(0, &device), "handle");
+  nvml_info = NVML(nvmlDeviceGetMemoryInfo);
+  measure("pair", pair);
+  measure("info", memory_info);
+  measure("nvml", nvml_memory);
+  measure("lookup-hooked", lookup_hooked);
+  measure("lookup-other", lookup_other);
+  hold(0, 20000);
+  measure("pair-20000", pair);
+  hold(20000, LIVE);
+  measure("pair-100000", pair);
+}
+
+static void measure_rate(double seconds) {
+  begin();
+  double start = clock_ns(CLOCK_MONOTONIC);
+  unsigned long pairs = 0;
+  for (; clock_ns(CLOCK_MONOTONIC) - start < seconds * 1e9; pairs += 16)
+    for (int i = 0; i < 16; i++)
+      pair();
+  printf("rate %.0f\n", (double)pairs / (clock_ns(CLOCK_MONOTONIC) - start) * 1e9);
+}
+
+int main(int argc, char **argv) {
+  cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (!cuda || !nvml || argc < 2)
+    return 1;
+  if (!strcmp(argv[1], "calls")) {
+    measure_calls();
+  } else if (!strcmp(argv[1], "init")) {
+    __typeof__(cuInit) *init = CUDA(cuInit);
+    double start = clock_ns(CLOCK_MONOTONIC);
+    check(init(0), "cuInit");
+    printf("init %.0f\n", clock_ns(CLOCK_MONOTONIC) - start);
+  } else if (!strcmp(argv[1], "rate") && argc == 3) {
+    measure_rate(atof(argv[2]));
+  }
+  return 0;
+}

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cluster for all tests of the webhook; a namespace for each."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.cluster.binaries import DEFAULT_KUBERNETES
+from tests.webhook_cluster.installation import Installation, gpu_slice
+
+GRACE_S = 8.0
+L4_MIB = 23034
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A real cluster."""
+    version = os.environ.get("KUBERNETES", DEFAULT_KUBERNETES)
+    gates = {"DRAConsumableCapacity": True} if version == "1.35" else {}
+    with Cluster.up(name="webhook", nodes=1, kubernetes=version, gates=gates) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Aliquot's control plane and one node with two L4 (as slices: nothing runs on them)."""
+    folder: Path = tmp_path_factory.mktemp("webhook")
+    installation = Installation(cluster, folder, grace_s=GRACE_S)
+    cluster.apply(gpu_slice("node-1", sizes_mib=[L4_MIB, L4_MIB], product="NVIDIA L4"))
+    try:
+        installation.install()
+        yield installation
+    finally:
+        installation.remove()
+        print(installation.log("webhook"), installation.log("controller"), sep="\n")
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
+    """An opted-in namespace of the test's own."""
+    name = f"team-{next(_NUMBERS)}"
+    _create_namespace(cluster, name, {"aliquot.dev/inject": "enabled"})
+    yield name
+    cluster.delete("namespaces", name, timeout_s=None)
+
+
+@pytest.fixture
+def plain_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace without the label."""
+    name = f"plain-{next(_NUMBERS)}"
+    _create_namespace(cluster, name, {})
+    yield name
+    cluster.delete("namespaces", name, timeout_s=None)
+
+
+@pytest.fixture
+def templates(cluster: Cluster, namespace: str) -> Callable[[], list[str]]:
+    """Names of the templates in the test's namespace."""
+    return lambda: [each["metadata"]["name"] for each in cluster.list("resourceclaimtemplates", namespace)]
+
+
+def _create_namespace(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    cluster.wait_for(
+        lambda: (
+            [each for each in cluster.list("serviceaccounts", name) if each["metadata"]["name"] == "default"]
+            or None
+        ),
+        what="the default service account",
+    )
