@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of `aliquot-agent`."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from aliquot_agent import kube, logs, settings
+from aliquot_agent.runtime import Agent
+from aliquot_api.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the agent until SIGTERM or SIGINT; the exit status."""
+    try:
+        chosen = settings.load(sys.argv[1:] if argv is None else argv, os.environ)
+    except InvalidInput as error:
+        sys.stderr.write(f"aliquot-agent: {error}\n")
+        return 2
+    logs.start(chosen.log_level)
+    logger.info("starting", extra={key: str(value) for key, value in asdict(chosen).items()})
+    agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.end())
+    agent.start()
+    agent.wait()
+    logger.info("stopping", extra={"reason": agent.failed or "asked to"})
+    agent.stop()
+    if agent.failed is not None:
+        logger.error("the agent could not go on", extra={"reason": agent.failed})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a ResourceClaim's allocation gives us: our results, with amounts and configuration. Pure.
+
+This is where a share comes from; how it is held is decided in `claims`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aliquot_agent.errors import Refused
+from aliquot_api import config, quantity
+from aliquot_api.config import ShareConfig, Sharing
+from aliquot_api.errors import InvalidInput
+from aliquot_api.names import CAPACITY_CORES, CAPACITY_MEMORY, CAPACITY_SHARES, DRIVER
+
+_SHARE_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_PRECEDENCE: Final = ("FromClass", "FromClaim")
+"""Sources of configuration, the later one wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One allocation result of our driver."""
+
+    request: str
+    """Base name of the request: `gpu` of `gpu/large`."""
+    pool: str
+    device: str
+    share: str
+    memory_bytes: int
+    cores_percent: int
+    shares: int
+    sharing: Sharing
+
+
+def own_results(claim: Mapping[str, Any], *, uid: str, node: str) -> tuple[Result, ...]:
+    """Our results of `claim`, which kubelet called `uid`; raises Refused."""
+    found = claim["metadata"].get("uid")
+    if found != uid:
+        raise Refused(f"the claim of this name has UID {found}, kubelet asked for {uid}: it was made anew")
+    allocation = (claim.get("status") or {}).get("allocation")
+    if allocation is None:
+        raise Refused("the claim is not allocated")
+    devices = allocation.get("devices") or {}
+    results = [result for result in devices.get("results") or [] if result.get("driver") == DRIVER]
+    configs = devices.get("config") or []
+    if not results:
+        raise Refused(f"the claim's allocation has no device of driver {DRIVER}")
+    parsed = tuple(_result(result, node=node, configs=configs) for result in results)
+    keys = [(result.request, result.device) for result in parsed]
+    for request, device in keys:
+        if keys.count((request, device)) > 1:
+            raise Refused(
+                f"request {request} was given device {device} twice: one container cannot hold two shares "
+                "of a GPU; ask for several with a distinctAttribute constraint, or use Kubernetes >= 1.36"
+            )
+    return parsed
+
+
+def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[str, Any]]) -> Result:
+    device, pool, request = str(result["device"]), str(result["pool"]), str(result["request"])
+    if pool != node:
+        raise Refused(f"device {device} is of pool {pool}, this node's pool is {node}")
+    if result.get("adminAccess"):
+        raise Refused(f"request {request} has adminAccess, which shares do not have")
+    consumed = result.get("consumedCapacity") or {}
+    share = result.get("shareID")
+    if not share or CAPACITY_MEMORY not in consumed:
+        raise Refused(
+            f"the allocation of device {device} has no shareID or no consumedCapacity[{CAPACITY_MEMORY}]: "
+            "it was made by a scheduler without consumable capacity, and does not say how much may be used"
+        )
+    if not _SHARE_ID.fullmatch(str(share)):
+        raise Refused(f"shareID {share!r} is no UUID")
+    return Result(
+        request=request.partition("/")[0],
+        pool=pool,
+        device=device,
+        share=str(share),
+        memory_bytes=_amount(consumed, CAPACITY_MEMORY, default="0"),
+        cores_percent=_amount(consumed, CAPACITY_CORES, default="0"),
+        shares=_amount(consumed, CAPACITY_SHARES, default="1"),
+        sharing=_config(configs, request=request).sharing,
+    )
+
+
+def _amount(consumed: Mapping[str, str], name: str, *, default: str) -> int:
+    try:
+        return quantity.parse(str(consumed.get(name, default)), field=f"consumedCapacity[{name}]")
+    except InvalidInput as error:
+        raise Refused(str(error)) from error
+
+
+def _config(configs: Sequence[Mapping[str, Any]], *, request: str) -> ShareConfig:
+    """The configuration that counts for `request`: the claim's before the class's, the last of each."""
+    chosen = ShareConfig()
+    for source in _PRECEDENCE:
+        for index, entry in enumerate(configs):
+            opaque = entry.get("opaque") or {}
+            names = entry.get("requests") or []
+            applies = not names or request in names or request.partition("/")[0] in names
+            if entry.get("source") == source and opaque.get("driver") == DRIVER and applies:
+                field = f"status.allocation.devices.config[{index}].opaque.parameters"
+                try:
+                    chosen = config.decode(opaque.get("parameters"), field=field)
+                except InvalidInput as error:
+                    raise Refused(str(error)) from error
+    return chosen

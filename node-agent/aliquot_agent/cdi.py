@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CDI: the spec of a claim's shares, as data, and the look-up of GPUs in the vendor toolkit's specs.
+
+GPU access itself is the vendor's; our spec adds only the share. A device name is never used for other
+content: it holds the claim's UID and the share ID.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NotRequired, TypedDict
+
+import yaml
+
+from aliquot_agent.checkpoint import PreparedClaim
+from aliquot_agent.sharedir import LEDGER, QUOTA
+from aliquot_api.names import CDI_KIND, CONTAINER_LIBRARY, CONTAINER_PRELOAD, CONTAINER_SHARES_DIR
+
+logger = logging.getLogger(__name__)
+
+CDI_VERSION: Final = "0.5.0"
+LIBRARY: Final = "libaliquot.so"
+PRELOAD: Final = "ld.so.preload"
+_FILE_PREFIX: Final = CDI_KIND.replace("/", "-") + "_"
+
+
+class Mount(TypedDict):
+    """A bind mount into the container."""
+
+    hostPath: str
+    containerPath: str
+    options: list[str]
+
+
+class Edits(TypedDict):
+    """Changes to a container."""
+
+    mounts: list[Mount]
+
+
+class CdiDevice(TypedDict):
+    """One device of a spec."""
+
+    name: str
+    containerEdits: Edits
+
+
+class Spec(TypedDict):
+    """A CDI spec file."""
+
+    cdiVersion: str
+    kind: str
+    devices: list[CdiDevice]
+    containerEdits: NotRequired[Edits]
+
+
+def device_name(claim_uid: str, share: str) -> str:
+    """Name of a share's CDI device."""
+    return f"{claim_uid}-{share}"
+
+
+def device_id(claim_uid: str, share: str) -> str:
+    """Fully qualified name, as kubelet gets it."""
+    return f"{CDI_KIND}={device_name(claim_uid, share)}"
+
+
+def spec_path(directory: Path, claim_uid: str) -> Path:
+    """Where the spec of a claim is."""
+    return directory / f"{_FILE_PREFIX}{claim_uid}.json"
+
+
+def claims_with_spec(directory: Path) -> set[str]:
+    """UIDs of the claims that have a spec."""
+    return {path.stem.removeprefix(_FILE_PREFIX) for path in directory.glob(f"{_FILE_PREFIX}*.json")}
+
+
+def build(claim: PreparedClaim, *, claims_dir: Path) -> Spec:
+    """The spec of a claim's shares that go with the shim."""
+    library = Path(claim.library)
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": CDI_KIND,
+        "devices": [
+            {
+                "name": device_name(claim.uid, share.share),
+                "containerEdits": {
+                    "mounts": _share_mounts(claims_dir / claim.uid / share.share, share.share)
+                },
+            }
+            for share in claim.shares
+            if not share.whole
+        ],
+        # Once per container, however many shares of the claim it holds.
+        "containerEdits": {
+            "mounts": [
+                _mount(library / LIBRARY, CONTAINER_LIBRARY, "ro", "nosuid", "nodev"),
+                _mount(library / PRELOAD, CONTAINER_PRELOAD, "ro", "nosuid", "nodev", "noexec"),
+            ]
+        },
+    }
+
+
+def encode(spec: Spec) -> bytes:
+    """A spec as its file."""
+    return json.dumps(spec).encode()
+
+
+def _share_mounts(host: Path, share: str) -> list[Mount]:
+    return [
+        _mount(host / QUOTA, f"{CONTAINER_SHARES_DIR}/{share}/{QUOTA}", "ro", "nosuid", "nodev", "noexec"),
+        _mount(host / LEDGER, f"{CONTAINER_SHARES_DIR}/{share}/{LEDGER}", "rw", "nosuid", "nodev", "noexec"),
+    ]
+
+
+def _mount(host: Path, container: str, *options: str) -> Mount:
+    return {"hostPath": str(host), "containerPath": container, "options": [*options, "bind"]}
+
+
+class BaseSpecs:
+    """The vendor toolkit's specs, read again when a file changes."""
+
+    def __init__(self, *, directories: tuple[Path, ...], kind: str) -> None:
+        self._directories = directories
+        self._kind = kind
+        self._cache: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
+
+    def find(self, *, gpu_uuid: str, index: int) -> str | None:
+        """The qualified CDI name of a GPU, by UUID or by index; None where no spec has it."""
+        names = set().union(*(self._names(path) for path in self._paths()))
+        return next((f"{self._kind}={name}" for name in (gpu_uuid, str(index)) if name in names), None)
+
+    def where(self) -> str:
+        """Where we look, for messages."""
+        return ", ".join(str(directory) for directory in self._directories)
+
+    def _paths(self) -> Iterator[Path]:
+        for directory in self._directories:
+            with suppress(FileNotFoundError):
+                for name in os.listdir(directory):
+                    if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(_FILE_PREFIX):
+                        yield directory / name
+
+    def _names(self, path: Path) -> frozenset[str]:
+        try:
+            status = path.stat()
+            signature = (status.st_ino, status.st_mtime_ns, status.st_size)
+            cached = self._cache.get(path)
+            if cached is not None and cached[0] == signature:
+                return cached[1]
+            text = path.read_text()
+            document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            logger.warning("CDI spec cannot be read", extra={"file": str(path), "error": str(error)})
+            return frozenset()
+        names = _usable_devices(document, kind=self._kind)
+        self._cache[path] = (signature, names)
+        return names
+
+
+def _usable_devices(document: object, *, kind: str) -> frozenset[str]:
+    """Devices of `kind` that change a container at all: a replaced toolkit leaves empty edits."""
+    if not isinstance(document, Mapping) or document.get("kind") != kind:
+        return frozenset()
+    devices: list[Mapping[str, Any]] = document.get("devices") or []
+    return frozenset(str(device["name"]) for device in devices if device.get("containerEdits"))

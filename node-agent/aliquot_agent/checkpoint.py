@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent has prepared, one file per claim: enough to answer again, rebuild and undo.
+
+Each file carries a version and a checksum. One that cannot be read is set aside as `.corrupt` and logged;
+it never stops the agent.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aliquot_agent import files
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = 1
+CORRUPT: Final = ".corrupt"
+_SUFFIX: Final = ".json"
+_UID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+
+_Signature = tuple[int, int, int]
+"""Tells one content of a file from the next without reading it."""
+
+
+class UnreadableCheckpoint(ValueError):
+    """Damaged, or written by a version of the agent that we do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedShare:
+    """One allocation result of ours, as it was prepared."""
+
+    share: str
+    """Share ID; names the directory and the CDI device."""
+    request: str
+    """Base name, without a subrequest."""
+    pool: str
+    device: str
+    gpu_uuid: str
+    whole: bool
+    """The whole GPU: base access only, no quota, no shim."""
+    memory_bytes: int
+    cores_percent: int
+    shares: int
+    context_estimate_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClaim:
+    """A claim with a checkpoint."""
+
+    uid: str
+    namespace: str
+    name: str
+    boot_id: str
+    prepared_at: str
+    """RFC 3339."""
+    library: str
+    """Directory of the library version that its containers were given; empty when all shares are whole."""
+    shares: tuple[PreparedShare, ...]
+
+
+class Checkpoints:
+    """The checkpoint directory. Callers hold the claim's lock for `save` and `remove`."""
+
+    def __init__(self, *, directory: Path, step: files.Step = files.no_step) -> None:
+        self._directory = directory
+        self._step = step
+        self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
+
+    def start(self) -> None:
+        """Makes the directory and clears what a killed writer left."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.remove_temporaries(self._directory)
+
+    def save(self, claim: PreparedClaim) -> None:
+        """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
+        files.write_atomic(self._path(claim.uid), encode(claim), mode=0o600, step=self._step)
+
+    def sync(self, uid: str) -> None:
+        """Brings a claim's checkpoint to the disk."""
+        files.sync(self._path(uid))
+
+    def remove(self, uid: str) -> None:
+        """Forgets a claim."""
+        files.remove(self._path(uid), step=self._step)
+
+    def load(self, uid: str) -> PreparedClaim | None:
+        """A claim's checkpoint, None if there is none that can be read."""
+        return self._read(self._path(uid))
+
+    def all(self) -> tuple[PreparedClaim, ...]:
+        """All claims; reads only files that changed, another instance of the agent may write here too."""
+        claims = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX):
+                    claims.append(self._known(entry) or self._read(self._directory / entry.name))
+        readable = [claim for claim in claims if claim is not None]
+        return tuple(sorted(readable, key=lambda claim: claim.uid))
+
+    def _known(self, entry: os.DirEntry[str]) -> PreparedClaim | None:
+        cached = self._cache.get(entry.name)
+        try:
+            return cached[1] if cached is not None and cached[0] == _signature(entry.stat()) else None
+        except FileNotFoundError:
+            return None
+
+    def _path(self, uid: str) -> Path:
+        if not _UID.fullmatch(uid):
+            raise ValueError(f"claim UID {uid!r} cannot be a file name")
+        return self._directory / f"{uid}{_SUFFIX}"
+
+    def _read(self, path: Path) -> PreparedClaim | None:
+        try:
+            with path.open("rb") as file:
+                signature = _signature(os.fstat(file.fileno()))
+                claim = decode(file.read(), uid=path.stem)
+        except FileNotFoundError:
+            self._cache.pop(path.name, None)
+            return None
+        except UnreadableCheckpoint as error:
+            with suppress(FileNotFoundError):  # another thread was first
+                path.rename(path.with_name(path.name + CORRUPT))
+            logger.error("checkpoint set aside", extra={"file": str(path), "error": str(error)})
+            return None
+        self._cache[path.name] = (signature, claim)
+        return claim
+
+
+def encode(claim: PreparedClaim) -> bytes:
+    """A checkpoint file."""
+    body = asdict(claim)
+    return json.dumps({"version": VERSION, "checksum": _checksum(body), "claim": body}).encode()
+
+
+def decode(data: bytes, *, uid: str) -> PreparedClaim:
+    """The claim in a checkpoint file; raises UnreadableCheckpoint."""
+    try:
+        document = json.loads(data)
+        version, body = document["version"], document["claim"]
+        if version != VERSION:
+            raise UnreadableCheckpoint(f"version {version!r}, want {VERSION}")
+        if document["checksum"] != _checksum(body):
+            raise UnreadableCheckpoint("checksum differs")
+        shares = tuple(PreparedShare(**share) for share in body.pop("shares"))
+        claim = PreparedClaim(**body, shares=shares)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UnreadableCheckpoint(str(error)) from error
+    if claim.uid != uid:
+        raise UnreadableCheckpoint(f"is of claim {claim.uid}")
+    return claim
+
+
+def _signature(status: os.stat_result) -> _Signature:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether shares fit on a GPU together: the node's own check of what the scheduler decided. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent.devices import CORES
+from aliquot_api.quantity import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a device has for its shares together."""
+
+    memory_bytes: int
+    shares: int
+
+
+def misfit(
+    device: str, *, room: Room, wanted: Iterable[PreparedShare], others: Iterable[PreparedClaim]
+) -> str | None:
+    """Why `wanted` does not fit on `device` beside what `others` hold there; None when it does."""
+    ours = [share for share in wanted if share.device == device]
+    held = [share for claim in others for share in claim.shares if share.device == device]
+    both = [*held, *ours]
+    for name, taken, limit, unit in (
+        ("memory", sum(share.memory_bytes for share in both) // MIB, room.memory_bytes // MIB, "Mi"),
+        ("cores", sum(share.cores_percent for share in both), CORES, "%"),
+        ("shares", sum(share.shares for share in both), room.shares, ""),
+    ):
+        if taken > limit:
+            return (
+                f"device {device} has {limit}{unit} of {name}; with this claim {taken}{unit} would be taken, "
+                f"{len(held)} shares are prepared there already"
+            )
+    return None
+
+
+def sharers(claims: Iterable[PreparedClaim], *, devices: Iterable[str], but: str) -> list[PreparedClaim]:
+    """Claims other than `but` that hold a share of one of `devices`."""
+    wanted = set(devices)
+    return [
+        claim
+        for claim in claims
+        if claim.uid != but and any(share.device in wanted for share in claim.shares)
+    ]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This node's GPUs as the rest of the agent sees them: NVML's last answer, and what contexts cost there."""
+
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aliquot_agent import devices
+from aliquot_agent.devices import Device
+from aliquot_agent.errors import NvmlError
+from aliquot_agent.nvml import Gpu, GpuProcess, Inventory, Nvml
+from aliquot_agent.readiness import Readiness
+
+logger = logging.getLogger(__name__)
+
+READINESS: Final = "nvml"
+_RECENT: Final = 16
+
+
+class Hardware:
+    """GPUs by device name. Thread-safe; `refresh` by one thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        open_nvml: Callable[[], Nvml],
+        readiness: Readiness,
+        reserve_bytes: int,
+        shares_per_gpu: int,
+        context_estimate_bytes: int,
+    ) -> None:
+        self._open_nvml = open_nvml
+        self._readiness = readiness
+        self._reserve_bytes = reserve_bytes
+        self._shares_per_gpu = shares_per_gpu
+        self._context_estimate_bytes = context_estimate_bytes
+        self._nvml: Nvml | None = None
+        self._gpus: Mapping[str, Gpu] = {}
+        self._problems: tuple[tuple[int, str], ...] = ()
+        self._lock = threading.Lock()
+        self._measured: defaultdict[tuple[str, str], deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))
+
+    def refresh(self) -> bool:
+        """Asks NVML again, opening it where that failed before; whether the GPUs are others now."""
+        try:
+            if self._nvml is None:
+                self._nvml = self._open_nvml()
+            inventory = self._nvml.inventory()
+        except NvmlError as error:
+            if self._readiness.reasons().get(READINESS) != str(error):
+                logger.error("NVML does not answer", extra={"error": str(error)})
+            self._readiness.refuse(READINESS, str(error))
+            inventory = Inventory(gpus=(), problems=())
+        else:
+            self._readiness.allow(READINESS)
+        if inventory.problems != self._problems:
+            for index, problem in inventory.problems:
+                logger.error("GPU left out", extra={"index": index, "problem": problem})
+            self._problems = inventory.problems
+        gpus = {devices.device_name(gpu.uuid): gpu for gpu in inventory.gpus}
+        changed, self._gpus = gpus != self._gpus, gpus
+        return changed
+
+    def close(self) -> None:
+        """Gives NVML back."""
+        if self._nvml is not None:
+            self._nvml.close()
+
+    def by_device(self) -> Mapping[str, Gpu]:
+        """GPUs that are published, by device name."""
+        return self._gpus
+
+    def published(self) -> list[Device]:
+        """The devices of our slice, in the order of NVML."""
+        return [
+            devices.build(
+                gpu,
+                reserve_bytes=self._reserve_bytes,
+                shares=self._shares_per_gpu,
+                place=devices.pci_place(gpu.pci_bus_id),
+            )
+            for gpu in sorted(self._gpus.values(), key=lambda gpu: gpu.index)
+            if devices.shareable_bytes(gpu, reserve_bytes=self._reserve_bytes) > 0
+        ]
+
+    def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
+        """Who holds memory on a GPU; raises NvmlError."""
+        if self._nvml is None:
+            raise NvmlError("NVML is not open")
+        return self._nvml.processes(gpu_uuid)
+
+    def busy(self, gpu_uuid: str) -> bool:
+        """Whether any process holds memory there; True where NVML cannot say."""
+        try:
+            return bool(self.processes(gpu_uuid))
+        except NvmlError:
+            return True
+
+    def context_measured(self, gpu: Gpu, bytes_per_context: int) -> None:
+        """A context was seen to take this much on `gpu`."""
+        with self._lock:
+            self._measured[gpu.uuid, gpu.driver_version].append(bytes_per_context)
+
+    def context_estimate(self, gpu: Gpu) -> int:
+        """What a context is likely to take: the most of the recent ones, else the setting."""
+        with self._lock:
+            measured = self._measured.get((gpu.uuid, gpu.driver_version))
+            return max(measured) if measured else self._context_estimate_bytes

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API server as the agent needs it: eight calls on plain dicts, each with a timeout, no client limit.
+
+Plain dicts because typed models drop fields they do not know, and the publisher must see what the server
+dropped. The only module that talks to the package `kubernetes`, whose configuration and watch have no types.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import urllib3
+from kubernetes import client, config, watch
+
+from aliquot_agent.errors import ApiError
+from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
+
+Object = dict[str, Any]
+"""A Kubernetes object as JSON."""
+
+_RESOURCES: Final = f"/apis/{RESOURCE_GROUP}/{RESOURCE_VERSION}"
+_SLICES: Final = f"{_RESOURCES}/resourceslices"
+_CONNECTIONS: Final = 32
+
+
+def connect(kubeconfig: Path | None) -> "Kube":
+    """A client from a kubeconfig, or from the pod's service account."""
+    configuration = client.Configuration()
+    if kubeconfig is None:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    return Kube(api_client=client.ApiClient(configuration))
+
+
+class Kube:
+    """Calls on behalf of one node. Thread-safe."""
+
+    def __init__(self, *, api_client: client.ApiClient, timeout_s: float = 10.0) -> None:
+        self._client = api_client
+        self._timeout_s = timeout_s
+
+    def server_minor(self) -> int:
+        """37 for Kubernetes 1.37."""
+        minor = str(self._call("GET", "/version")["minor"])
+        return int("".join(character for character in minor if character.isdigit()))
+
+    def get_node(self, name: str) -> Object:
+        """The Node object."""
+        return self._call("GET", f"/api/v1/nodes/{quote(name)}")
+
+    def get_claim(self, namespace: str, name: str) -> Object:
+        """A ResourceClaim."""
+        return self._call("GET", _claim_path(namespace, name))
+
+    def apply_claim_status(self, namespace: str, name: str, body: Object, *, manager: str) -> None:
+        """Server-side apply of a claim's status."""
+        self._call(
+            "PATCH",
+            f"{_claim_path(namespace, name)}/status",
+            query={"fieldManager": manager, "force": "true"},
+            body=body,
+            content_type="application/apply-patch+yaml",
+        )
+
+    def list_slices(self, node: str) -> tuple[list[Object], str]:
+        """Our slices of a node, and the resourceVersion to watch from."""
+        answer = self._call("GET", _SLICES, query={"fieldSelector": _own_slices(node)})
+        return list(answer.get("items") or []), str(answer["metadata"]["resourceVersion"])
+
+    def create_slice(self, body: Object, *, dry_run: bool = False) -> Object:
+        """Creates a slice; answers it as the server stored it, or would."""
+        return self._call("POST", _SLICES, query={"dryRun": "All"} if dry_run else {}, body=body)
+
+    def replace_slice(self, body: Object) -> Object:
+        """Replaces the slice of that name and resourceVersion."""
+        return self._call("PUT", f"{_SLICES}/{quote(body['metadata']['name'])}", body=body)
+
+    def delete_slice(self, slice_: Object) -> None:
+        """Deletes exactly this version of the slice."""
+        metadata = slice_["metadata"]
+        preconditions = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        self._call("DELETE", f"{_SLICES}/{quote(metadata['name'])}", body={"preconditions": preconditions})
+
+    def slice_events(self, node: str) -> "SliceEvents":
+        """A watch on our slices of a node."""
+        return SliceEvents(api_client=self._client, path=_SLICES, selector=_own_slices(node))
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        response = _send(
+            self._client,
+            method,
+            path,
+            query=query or {},
+            body=body,
+            content_type=content_type,
+            timeout=(self._timeout_s, self._timeout_s),
+        )
+        try:
+            data = response.data  # reads it, within the timeout
+        except urllib3.exceptions.HTTPError as error:
+            raise _no_answer(error) from error
+        finally:
+            response.release_conn()
+        try:
+            answer = json.loads(data)
+        except ValueError as error:
+            raise ApiError(status=response.status, message=data[:200].decode(errors="replace")) from error
+        if not 200 <= response.status < 300:
+            raise ApiError(status=response.status, message=str(answer.get("message", answer)))
+        return dict(answer)
+
+
+class SliceEvents:
+    """One watch, for one thread; `stop` may be called from another."""
+
+    def __init__(self, *, api_client: client.ApiClient, path: str, selector: str) -> None:
+        self._client = api_client
+        self._path = path
+        self._selector = selector
+        self._stopped = threading.Event()
+        self._response: urllib3.BaseHTTPResponse | None = None
+
+    def stop(self) -> None:
+        """Ends the iteration, also one that waits for the server."""
+        self._stopped.set()
+        response = self._response
+        if response is not None:
+            with suppress(ValueError, OSError):  # it has ended by itself
+                response.shutdown()
+
+    def follow(self, resource_version: str, *, timeout_s: int) -> Iterator[tuple[str, Object]]:
+        """Pairs (ADDED | MODIFIED | DELETED, slice) until the server or `stop` ends it; raises ApiError."""
+
+        def open_stream(**_: object) -> urllib3.BaseHTTPResponse:
+            """The request as kubernetes.watch calls it."""
+            query = {
+                "fieldSelector": self._selector,
+                "resourceVersion": resource_version,
+                "timeoutSeconds": str(timeout_s),
+                "watch": "true",
+            }
+            response = _send(self._client, "GET", self._path, query=query, timeout=(5, timeout_s + 10))
+            self._response = response
+            if self._stopped.is_set():
+                response.shutdown()
+            return response
+
+        stream = watch.Watch(return_type="object")  # type: ignore[no-untyped-call]
+        try:
+            events = stream.stream(open_stream, timeout_seconds=timeout_s)  # type: ignore[no-untyped-call]
+            for event in events:
+                if self._stopped.is_set():
+                    return
+                yield str(event["type"]), dict(event["object"])
+        except client.ApiException as error:
+            raise ApiError(status=int(error.status or 0), message=str(error.reason)) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _no_answer(error) from error
+        finally:
+            self._response = None
+
+
+def _send(
+    api_client: client.ApiClient,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str],
+    timeout: tuple[float, float],
+    body: Object | None = None,
+    content_type: str = "application/json",
+) -> urllib3.BaseHTTPResponse:
+    serialized = api_client.param_serialize(
+        method,
+        path,
+        query_params=list(query.items()),
+        header_params={"Accept": "application/json", "Content-Type": content_type},
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    try:
+        response = api_client.call_api(*serialized, _request_timeout=timeout)
+    except client.ApiException as error:
+        raise ApiError(status=int(error.status or 0), message=str(error.reason)) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise _no_answer(error) from error
+    raw: urllib3.BaseHTTPResponse = response.response
+    return raw
+
+
+def _no_answer(error: Exception) -> ApiError:
+    """Without urllib3's retelling of the whole request."""
+    return ApiError(status=0, message=str(getattr(error, "reason", error)))
+
+
+def _claim_path(namespace: str, name: str) -> str:
+    return f"{_RESOURCES}/namespaces/{quote(namespace)}/resourceclaims/{quote(name)}"
+
+
+def _own_slices(node: str) -> str:
+    return f"spec.nodeName={node},spec.driver={DRIVER}"

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of this machine as NVML shows them. The only module that talks to pynvml.
+
+Each GPU stands on its own: one that answers with an error is reported, and hides no other.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import pynvml
+
+from aliquot_agent.errors import NvmlError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ARCHITECTURES: Final = {
+    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
+    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
+    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "Ada Lovelace",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
+}
+_BRANDS: Final = {
+    pynvml.NVML_BRAND_QUADRO: "Quadro",
+    pynvml.NVML_BRAND_TESLA: "Tesla",
+    pynvml.NVML_BRAND_GEFORCE: "GeForce",
+    pynvml.NVML_BRAND_TITAN: "Titan",
+    pynvml.NVML_BRAND_NVIDIA: "Nvidia",
+    pynvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
+    pynvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU. Empty text and 0 stand for what NVML does not say."""
+
+    index: int
+    uuid: str
+    """As NVML spells it: GPU-xxxxxxxx-…"""
+    product_name: str
+    brand: str
+    architecture: str
+    compute_capability: tuple[int, int]
+    driver_version: str
+    cuda_driver_version: int
+    """13000 for CUDA 13.0."""
+    minor: int
+    memory_bytes: int
+    """What programs can have: the driver keeps some for itself."""
+    pci_bus_id: str
+    nvlink_clique: str
+    fabric_cluster_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What one look at all GPUs gave: those that can be used, and why others cannot, by index."""
+
+    gpus: tuple[Gpu, ...]
+    problems: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory on a GPU; `used_bytes` is None where the driver does not say."""
+
+    host_pid: int
+    used_bytes: int | None
+
+
+class Nvml:
+    """An open NVML. Thread-safe, as NVML is."""
+
+    def __init__(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise NvmlError(f"NVML does not start: {error}") from error
+        self._handles: dict[str, object] = {}  # looking one up by UUID can take seconds on a busy machine
+
+    def close(self) -> None:
+        """Gives NVML back."""
+        _optional(pynvml.nvmlShutdown, None)
+
+    def inventory(self) -> Inventory:
+        """All GPUs, now."""
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            driver = pynvml.nvmlSystemGetDriverVersion()
+            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        except pynvml.NVMLError as error:
+            raise NvmlError(f"NVML does not list its GPUs: {error}") from error
+        gpus: list[Gpu] = []
+        problems: list[tuple[int, str]] = []
+        for index in range(count):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if _mig(handle):
+                    problems.append((index, "MIG mode is on; partitions are not supported yet"))
+                    continue
+                gpu = _describe(handle, index=index, driver_version=driver, cuda_driver_version=cuda)
+                self._handles[gpu.uuid] = handle
+                gpus.append(gpu)
+            except pynvml.NVMLError as error:
+                problems.append((index, str(error)))
+        return Inventory(gpus=tuple(gpus), problems=tuple(problems))
+
+    def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
+        """Who holds memory on a GPU that `inventory` has shown; compute and graphics."""
+        handle = self._handles.get(gpu_uuid)
+        if handle is None:
+            raise NvmlError(f"NVML shows no GPU {gpu_uuid}")
+        try:
+            found = {entry.pid: entry for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        except pynvml.NVMLError as error:
+            raise NvmlError(f"NVML does not list the processes of {gpu_uuid}: {error}") from error
+        none: list[Any] = []
+        for entry in _optional(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), none):
+            found.setdefault(entry.pid, entry)
+        return tuple(GpuProcess(host_pid=pid, used_bytes=entry.usedGpuMemory) for pid, entry in found.items())
+
+
+def _describe(handle: object, *, index: int, driver_version: str, cuda_driver_version: int) -> Gpu:
+    clique, cluster = _fabric(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        index=index,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        product_name=pynvml.nvmlDeviceGetName(handle),
+        brand=_BRANDS.get(_optional(lambda: pynvml.nvmlDeviceGetBrand(handle), -1), ""),
+        architecture=_ARCHITECTURES.get(_optional(lambda: pynvml.nvmlDeviceGetArchitecture(handle), -1), ""),
+        compute_capability=(major, minor),
+        driver_version=driver_version,
+        cuda_driver_version=cuda_driver_version,
+        minor=_optional(lambda: pynvml.nvmlDeviceGetMinorNumber(handle), index),
+        memory_bytes=_memory_bytes(handle),
+        pci_bus_id=_optional(lambda: pynvml.nvmlDeviceGetPciInfo(handle).busId, ""),
+        nvlink_clique=clique,
+        fabric_cluster_uuid=cluster,
+    )
+
+
+def _memory_bytes(handle: object) -> int:
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    # Only the second version of the call tells what is reserved; drivers before 510 lack it.
+    reserved = _optional(
+        lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved), 0
+    )
+    return total - reserved
+
+
+def _mig(handle: object) -> bool:
+    return bool(_optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0], 0))
+
+
+def _fabric(handle: object) -> tuple[str, str]:
+    """Clique and cluster UUID of an NVLink fabric that is up, else empty."""
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    if _optional(lambda: pynvml.nvmlDeviceGetGpuFabricInfo(handle, pynvml.byref(info)), None) is None:
+        return "", ""
+    if info.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+        return "", ""
+    return str(info.cliqueId), str(UUID(bytes=bytes(info.clusterUuid)))
+
+
+def _optional(call: Callable[[], T], otherwise: T) -> T:
+    """What `call` gives, or `otherwise` where this driver or GPU cannot say."""
+    try:
+        return call()
+    except pynvml.NVMLError:
+        return otherwise

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process takes beyond its allocations (contexts, code), from samples of NVML and its slot. Pure.
+
+A sample counts when the slot stood still while NVML was asked; of a process that never stands still the
+smallest of several counts. More is believed at once; less only when two samples in a row agree, since a
+context that is being made shows up in the slot before it shows up in NVML.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from aliquot_agent import region
+from aliquot_agent.region import Slot
+
+_SEVERAL: Final = 3
+
+
+@dataclass(slots=True)
+class Tracker:
+    """The samples of one slot's owner."""
+
+    _generation: int = -1
+    _moving: list[int] = field(default_factory=list)
+    _previous: tuple[int, int] | None = None
+    """Contexts and overhead of the sample before."""
+
+    def observe(
+        self, *, before: Slot, after: Slot | None, nvml_bytes: int | None, context_estimate_bytes: int
+    ) -> int | None:
+        """The overhead to write into the slot now; None to leave it."""
+        if after is None or nvml_bytes is None or before.generation != after.generation:
+            return None
+        if after.generation != self._generation:
+            self._generation, self._moving, self._previous = after.generation, [], None
+        sample = max(0, nvml_bytes - after.used_bytes)
+        if before.changes == after.changes:
+            self._moving.clear()
+        else:
+            self._moving.append(sample)
+            if len(self._moving) < _SEVERAL:
+                return None
+            sample = min(self._moving)
+            self._moving.clear()
+        previous, self._previous = self._previous, (after.contexts, sample)
+        counted = region.counted_bytes(after, context_estimate_bytes) - after.used_bytes
+        if sample < counted:
+            if previous is None or previous[0] != after.contexts:
+                return None
+            sample = max(sample, previous[1])
+        settled = after.overhead_bytes == sample and after.measured_contexts == after.contexts
+        return None if settled else sample

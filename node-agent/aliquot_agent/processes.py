@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc tells about a process by its host pid: who it is in its own pid namespace, what it was given."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aliquot_api.names import CONTAINER_SHARES_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The three that name a process's slot in a ledger."""
+
+    pid: int
+    """In its innermost pid namespace."""
+    pidns_inode: int
+    start_ticks: int
+
+
+def identify(host_pid: int, *, proc: Path = Path("/proc")) -> Identity | None:
+    """Who a process is; None when it is gone."""
+    folder = proc / str(host_pid)
+    try:
+        status = (folder / "status").read_text()
+        stat = (folder / "stat").read_text()
+        inode = (folder / "ns" / "pid").stat().st_ino
+    except OSError:
+        return None
+    ids = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    # The command name, in parentheses, may hold anything; field 22 counts from behind the last one.
+    fields = stat.rpartition(")")[2].split()
+    return Identity(pid=int(ids[-1]) if ids else host_pid, pidns_inode=inode, start_ticks=int(fields[19]))
+
+
+def mounted_shares(host_pid: int, *, proc: Path = Path("/proc")) -> frozenset[str]:
+    """Share IDs whose quota is mounted where this process lives."""
+    try:
+        mounts = (proc / str(host_pid) / "mountinfo").read_text()
+    except OSError:
+        return frozenset()
+    targets = (line.split()[4] for line in mounts.splitlines())
+    prefix, suffix = f"{CONTAINER_SHARES_DIR}/", "/quota"
+    return frozenset(
+        target.removeprefix(prefix).removesuffix(suffix)
+        for target in targets
+        if target.startswith(prefix) and target.endswith(suffix)
+    )

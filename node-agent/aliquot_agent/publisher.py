@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps this node's ResourceSlice on the server as it should be, level-triggered.
+
+One thread watches our slices, one compares and writes. Kubelet deletes them at its start and 30 s after
+it lost us: the watch sees it and the slice is made anew. Nothing is written while nothing differs.
+
+Before the first write, and after every outage, a dry run shows whether the server keeps our fields. Where
+it drops them (feature gate off), a share would silently become a whole GPU, so the slice stays empty.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from aliquot_agent import slices
+from aliquot_agent.devices import Device
+from aliquot_agent.errors import ApiError
+from aliquot_agent.kube import SliceEvents
+from aliquot_agent.readiness import Readiness
+from aliquot_api.names import CONSUMABLE_CAPACITY_GATE
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+READINESS: Final = "slices"
+_OLDEST_MINOR: Final = 35
+_WATCH_S: Final = 300
+_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 10.0
+_RESYNC_S: Final = 60.0
+
+
+class SliceApi(Protocol):
+    """What the publisher asks of the API server (kube.Kube)."""
+
+    def server_minor(self) -> int:
+        """37 for Kubernetes 1.37."""
+
+    def get_node(self, name: str) -> Object:
+        """The Node object."""
+
+    def list_slices(self, node: str) -> tuple[list[Object], str]:
+        """Our slices of a node, and the resourceVersion to watch from."""
+
+    def create_slice(self, body: Object, *, dry_run: bool = False) -> Object:
+        """Creates a slice; answers it as stored."""
+
+    def replace_slice(self, body: Object) -> Object:
+        """Replaces a slice."""
+
+    def delete_slice(self, slice_: Object) -> None:
+        """Deletes a slice."""
+
+    def slice_events(self, node: str) -> SliceEvents:
+        """A watch on our slices."""
+
+
+class Publisher:
+    """Publishes what `devices` answers. `start`, then `stop`."""
+
+    def __init__(
+        self,
+        *,
+        api: SliceApi,
+        node: str,
+        devices: Callable[[], Sequence[Device]],
+        readiness: Readiness,
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._devices = devices
+        self._readiness = readiness
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._known: dict[str, Object] | None = None  # None until listed
+        self._probed = False
+        self._refusal: str | None = None  # why the server cannot hold shares; valid once probed
+        self._events = api.slice_events(node)
+        self._threads = [
+            threading.Thread(target=self._watch_loop, name="slice-watch"),
+            threading.Thread(target=self._publish_loop, name="slice-publish"),
+        ]
+
+    def start(self) -> None:
+        """Begins to watch and publish."""
+        self._readiness.refuse(READINESS, "nothing published yet")
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends both threads; the slice stays, kubelet removes it when we do not come back."""
+        self._stop.set()
+        self._wake.set()
+        self._events.stop()
+        for thread in self._threads:
+            thread.join()
+
+    def poke(self) -> None:
+        """Something about the devices changed."""
+        self._wake.set()
+
+    def _watch_loop(self) -> None:
+        delay_s = _RETRY_S
+        while not self._stop.is_set():
+            try:
+                listed, version = self._api.list_slices(self._node)
+                with self._lock:
+                    self._known = {slice_["metadata"]["name"]: slice_ for slice_ in listed}
+                    self._probed = False  # the server may have been replaced meanwhile
+                self._wake.set()
+                delay_s = _RETRY_S
+                while not self._stop.is_set():
+                    version = self._follow(version)
+            except ApiError as error:
+                if not self._stop.is_set():
+                    logger.warning("slices cannot be watched", extra={"error": str(error)})
+                self._stop.wait(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+
+    def _follow(self, version: str) -> str:
+        for kind, slice_ in self._events.follow(version, timeout_s=_WATCH_S):
+            version = str(slice_["metadata"]["resourceVersion"])
+            self._learn(slice_, deleted=kind == "DELETED")
+            self._wake.set()
+        return version
+
+    def _learn(self, slice_: Object, *, deleted: bool) -> None:
+        """Takes a slice as the server has it, unless we know a newer version."""
+        name = slice_["metadata"]["name"]
+        with self._lock:
+            known = self._known if self._known is not None else {}
+            if name in known and _version(known[name]) > _version(slice_):
+                return
+            if deleted:
+                known.pop(name, None)
+            else:
+                known[name] = slice_
+            self._known = known
+
+    def _publish_loop(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(_RESYNC_S)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                self.publish()
+            except ApiError as error:
+                self._readiness.refuse(READINESS, str(error))
+                logger.warning("publishing failed, will retry", extra={"error": str(error)})
+                self._stop.wait(_RETRY_S)
+                self._wake.set()
+
+    def publish(self) -> None:
+        """Compares once and writes what differs; raises ApiError."""
+        with self._lock:
+            known = None if self._known is None else list(self._known.values())
+        if known is None:
+            return
+        node_uid = str(self._api.get_node(self._node)["metadata"]["uid"])
+        devices = list(self._devices())
+        refusal = self._server_refusal(devices, node_uid=node_uid) if devices else None
+        if refusal is not None:
+            devices = []
+        plan = slices.plan(known, node=self._node, node_uid=node_uid, devices=devices)
+        for obsolete in plan.delete:
+            self._api.delete_slice(obsolete)
+            self._learn(obsolete, deleted=True)
+        written = None
+        if plan.replace is not None:
+            written = self._api.replace_slice(plan.replace)
+        elif plan.create is not None:
+            written = self._api.create_slice(plan.create)
+        if written is not None:
+            self._learn(written, deleted=False)
+            logger.info(
+                "published slice", extra={"devices": len(devices), "slice": written["metadata"]["name"]}
+            )
+        if refusal is None:
+            self._readiness.allow(READINESS)
+        else:
+            self._readiness.refuse(READINESS, refusal)
+
+    def _server_refusal(self, devices: Sequence[Device], *, node_uid: str) -> str | None:
+        """Why the server cannot hold shares, None when it can; asked anew after each broken watch."""
+        with self._lock:
+            probed = self._probed
+        if not probed:
+            self._refusal = self._probe(devices, node_uid=node_uid)
+            with self._lock:
+                self._probed = True
+        return self._refusal
+
+    def _probe(self, devices: Sequence[Device], *, node_uid: str) -> str | None:
+        minor = self._api.server_minor()
+        if minor < _OLDEST_MINOR:
+            return f"Kubernetes 1.{minor} is too old: shares need 1.{_OLDEST_MINOR} or newer"
+        sent = slices.build(node=self._node, node_uid=node_uid, devices=devices, generation=1)
+        stored = self._api.create_slice(sent, dry_run=True)
+        dropped = list(slices.dropped_fields(sent["spec"], stored["spec"]))
+        if not dropped:
+            return None
+        logger.error("server drops our fields, publishing nothing", extra={"dropped": dropped[:5]})
+        return (
+            f"the API server dropped {dropped[0]} and {len(dropped) - 1} fields more: enable feature gate "
+            f"{CONSUMABLE_CAPACITY_GATE} on kube-apiserver, kube-scheduler and kubelet; "
+            "until then nothing shareable is published"
+        )
+
+
+def _version(slice_: Object) -> int:
+    return int(slice_["metadata"]["resourceVersion"])

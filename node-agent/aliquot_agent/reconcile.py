@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings checkpoints, share directories, CDI specs and claims back together, at start and now and then.
+
+Kubelet forgets to ask for an Unprepare when its pod was force-deleted while nobody listened; a crash or an
+operator's rm leaves the rest.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+from aliquot_agent import cdi
+from aliquot_agent.claims import Claims
+from aliquot_agent.errors import Refused
+from aliquot_agent.region import DamagedRegion
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S: Final = 30.0
+
+
+class Reconciler:
+    """The loop. `start`, then `stop`."""
+
+    def __init__(self, *, claims: Claims, claims_dir: Path, cdi_dir: Path) -> None:
+        self._claims = claims
+        self._claims_dir = claims_dir
+        self._cdi_dir = cdi_dir
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="reconciler")
+
+    def start(self) -> None:
+        """Reconciles now, then every 30 s."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the loop."""
+        self._stop.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            self.reconcile()
+            self._stop.wait(_PERIOD_S)
+
+    def reconcile(self) -> None:
+        """One pass: release what is gone, repair what is damaged, remove what belongs to nobody."""
+        on_disk = cdi.claims_with_spec(self._cdi_dir) | {
+            path.name for path in self._claims_dir.iterdir() if not path.name.startswith(".")
+        }
+        # Read after the disk: a claim that is being prepared has its checkpoint before anything else.
+        prepared = self._claims.prepared()
+        for uid in sorted(on_disk - {claim.uid for claim in prepared}):
+            logger.warning("removing files of a claim without checkpoint", extra={"claim_uid": uid})
+            try:
+                self._claims.unprepare(uid)
+            except OSError as error:
+                logger.error("files stay", extra={"claim_uid": uid, "error": str(error)})
+        for claim in prepared:
+            if self._stop.is_set():
+                return
+            try:
+                if not self._claims.release_if_gone(claim):
+                    self._claims.repair(claim)
+            except (OSError, Refused, DamagedRegion) as error:
+                extra = {"claim_uid": claim.uid, "error": str(error)}
+                logger.error("claim cannot be reconciled", extra=extra)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quota` and `ledger` as bytes: the mirror of shim/include/aliquot_region.h, held to it by tests/contract.
+
+Pure: bytes in, values out and back. Who opens the files is `sharedir`.
+"""
+
+import ctypes
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+QUOTA_MAGIC: Final = b"ALIQUOTQ"
+LEDGER_MAGIC: Final = b"ALIQUOTL"
+LAYOUT: Final = 1
+QUOTA_SIZE: Final = 4096
+LEDGER_HEADER_SIZE: Final = 4096
+SLOTS: Final = 1024
+SLOT_SIZE: Final = 128
+LEDGER_SIZE: Final = LEDGER_HEADER_SIZE + SLOTS * SLOT_SIZE
+FLAG_UNLIMITED: Final = 1
+OVERHEAD_UNKNOWN: Final = 2**64 - 1
+SLOT_LOCK_BASE: Final = 1 << 40
+COST_FACTOR_ONE: Final = 1_000_000
+
+_u64 = ctypes.c_uint64
+
+
+class QuotaLayout(ctypes.Structure):
+    """`struct aq_quota`."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint8 * 8),
+        ("layout", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("gpu_uuid", ctypes.c_uint8 * 16),
+        ("check", _u64),
+        ("reserved0", ctypes.c_uint8 * 24),
+        ("memory_limit_bytes", _u64),
+        ("cores_millipercent", _u64),
+        ("lent_millipercent", _u64),
+        ("lent_until_ns", _u64),
+        ("cost_factor_ppm", _u64),
+        ("context_estimate_bytes", _u64),
+        ("floor_bytes", _u64),
+        ("flags", _u64),
+        ("epoch", _u64),
+        ("heartbeat_ns", _u64),
+        ("reserved1", ctypes.c_uint8 * (QUOTA_SIZE - 144)),
+    )
+
+
+class SlotLayout(ctypes.Structure):
+    """`struct aq_slot`."""
+
+    _fields_ = (
+        ("used_bytes", _u64),
+        ("generation", _u64),
+        ("overhead_bytes", _u64),
+        ("contexts", _u64),
+        ("changes", _u64),
+        ("peak_bytes", _u64),
+        ("pool_bytes", _u64),
+        ("graph_bytes", _u64),
+        ("pid", _u64),
+        ("pidns_inode", _u64),
+        ("start_ticks", _u64),
+        ("host_pid", _u64),
+        ("measured_contexts", _u64),
+        ("reserved", ctypes.c_uint8 * 24),
+    )
+
+
+class LedgerLayout(ctypes.Structure):
+    """`struct aq_ledger`."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint8 * 8),
+        ("layout", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("slots", ctypes.c_uint32),
+        ("reserved0", ctypes.c_uint32),
+        ("generation", _u64),
+        ("reserved1", ctypes.c_uint8 * 32),
+        ("tat_ns", _u64),
+        ("granted_ns", _u64),
+        ("slots_used", _u64),
+        ("denied", _u64),
+        ("throttled_ns", _u64),
+        ("peak_bytes", _u64),
+        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 112)),
+        ("slot", SlotLayout * SLOTS),
+    )
+
+
+class DamagedRegion(ValueError):
+    """A quota or ledger whose header is not ours: overwritten, truncated, or of another layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The words of a quota that the agent decides; limits in bytes and 1/1000 percent."""
+
+    gpu_uuid: str
+    memory_limit_bytes: int
+    cores_millipercent: int = 0
+    context_estimate_bytes: int = 0
+    flags: int = 0
+    cost_factor_ppm: int = COST_FACTOR_ONE
+    epoch: int = 0
+    heartbeat_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One process's use. Written by the tenant, so nothing in it is to be believed without a check."""
+
+    index: int
+    used_bytes: int
+    generation: int
+    overhead_bytes: int
+    contexts: int
+    changes: int
+    pid: int
+    pidns_inode: int
+    start_ticks: int
+    host_pid: int
+    measured_contexts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A ledger's share block and its slots in use."""
+
+    denied: int
+    throttled_ns: int
+    peak_bytes: int
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a share has and takes, in bytes; `processes` is a count."""
+
+    limit_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    denied: int
+    processes: int
+
+
+def uuid_bytes(gpu_uuid: str) -> bytes:
+    """`GPU-xxxxxxxx-…` (any case) as the 16 bytes cuDeviceGetUuid gives; ValueError for anything else."""
+    prefix, _, rest = gpu_uuid.partition("-")
+    if prefix.upper() != "GPU":
+        raise ValueError(f"GPU UUID {gpu_uuid!r}: want GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")
+    try:
+        return uuid.UUID(rest).bytes
+    except ValueError as error:
+        raise ValueError(f"GPU UUID {gpu_uuid!r}: want GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") from error
+
+
+def fnv1a64(data: bytes) -> int:
+    """The FNV-1a hash that guards the quota's header."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def encode_quota(quota: Quota) -> bytes:
+    """A complete quota page."""
+    page = QuotaLayout(layout=LAYOUT, size=QUOTA_SIZE)
+    page.magic[:] = QUOTA_MAGIC
+    page.gpu_uuid[:] = uuid_bytes(quota.gpu_uuid)
+    page.check = fnv1a64(bytes(page)[:32])
+    page.memory_limit_bytes = quota.memory_limit_bytes
+    page.cores_millipercent = quota.cores_millipercent
+    page.context_estimate_bytes = quota.context_estimate_bytes
+    page.cost_factor_ppm = quota.cost_factor_ppm
+    page.flags = quota.flags
+    page.epoch = quota.epoch
+    page.heartbeat_ns = quota.heartbeat_ns
+    return bytes(page)
+
+
+def decode_quota(data: bytes) -> Quota:
+    """The values of a quota page; raises DamagedRegion."""
+    if len(data) != QUOTA_SIZE:
+        raise DamagedRegion(f"quota has {len(data)} bytes, want {QUOTA_SIZE}")
+    page = QuotaLayout.from_buffer_copy(data)
+    if bytes(page.magic) != QUOTA_MAGIC or page.check != fnv1a64(data[:32]):
+        raise DamagedRegion("quota header is damaged: magic or check value differ")
+    if (page.layout, page.size) != (LAYOUT, QUOTA_SIZE):
+        raise DamagedRegion(
+            f"quota has layout {page.layout} and size {page.size}, want {LAYOUT}, {QUOTA_SIZE}"
+        )
+    return Quota(
+        gpu_uuid=f"GPU-{uuid.UUID(bytes=bytes(page.gpu_uuid))}",
+        memory_limit_bytes=page.memory_limit_bytes,
+        cores_millipercent=page.cores_millipercent,
+        context_estimate_bytes=page.context_estimate_bytes,
+        flags=page.flags,
+        cost_factor_ppm=page.cost_factor_ppm,
+        epoch=page.epoch,
+        heartbeat_ns=page.heartbeat_ns,
+    )
+
+
+def encode_ledger_header(generation: int) -> bytes:
+    """The header of a fresh ledger; the rest of its LEDGER_SIZE bytes is zero."""
+    ledger = LedgerLayout(layout=LAYOUT, size=LEDGER_SIZE, slots=SLOTS, generation=generation)
+    ledger.magic[:] = LEDGER_MAGIC
+    return bytes(ledger)[:LEDGER_HEADER_SIZE]
+
+
+def slots_length(header: bytes) -> int:
+    """Bytes of slots after `header`: at most what a ledger can hold, whatever a tenant wrote there."""
+    if len(header) < LEDGER_HEADER_SIZE:
+        raise DamagedRegion(f"ledger ends after {len(header)} bytes")
+    block = LedgerLayout.from_buffer_copy(header.ljust(LEDGER_SIZE, b"\0"))
+    want = (LEDGER_MAGIC, LAYOUT, LEDGER_SIZE, SLOTS)
+    if (bytes(block.magic), block.layout, block.size, block.slots) != want:
+        raise DamagedRegion("ledger header is damaged")
+    return min(int(block.slots_used), SLOTS) * SLOT_SIZE
+
+
+def decode_ledger(header: bytes, slots: bytes) -> Ledger:
+    """The values of a ledger read as its header and `slots_length(header)` bytes; raises DamagedRegion."""
+    if len(slots) < slots_length(header):
+        raise DamagedRegion("ledger was truncated")
+    block = LedgerLayout.from_buffer_copy(header.ljust(LEDGER_SIZE, b"\0"))
+    return Ledger(
+        denied=block.denied,
+        throttled_ns=block.throttled_ns,
+        peak_bytes=block.peak_bytes,
+        slots=tuple(_slots(slots)),
+    )
+
+
+def decode_slot(data: bytes, *, index: int) -> Slot | None:
+    """The slot whose SLOT_SIZE bytes are `data`; None for a free one."""
+    slot = SlotLayout.from_buffer_copy(data)
+    if not slot.pid:
+        return None
+    return Slot(
+        index=index,
+        used_bytes=slot.used_bytes,
+        generation=slot.generation,
+        overhead_bytes=slot.overhead_bytes,
+        contexts=slot.contexts,
+        changes=slot.changes,
+        pid=slot.pid,
+        pidns_inode=slot.pidns_inode,
+        start_ticks=slot.start_ticks,
+        host_pid=slot.host_pid,
+        measured_contexts=slot.measured_contexts,
+    )
+
+
+def _slots(data: bytes) -> Iterator[Slot]:
+    for index in range(len(data) // SLOT_SIZE):
+        slot = decode_slot(data[index * SLOT_SIZE : (index + 1) * SLOT_SIZE], index=index)
+        if slot is not None:
+            yield slot
+
+
+def counted_bytes(slot: Slot, context_estimate_bytes: int) -> int:
+    """What the shim counts for this process: exact use, measured overhead, an estimate for newer contexts."""
+    if slot.overhead_bytes == OVERHEAD_UNKNOWN:
+        return slot.used_bytes + slot.contexts * context_estimate_bytes
+    newer = max(0, slot.contexts - slot.measured_contexts)
+    return slot.used_bytes + slot.overhead_bytes + newer * context_estimate_bytes
+
+
+def free_slot(generation: int) -> bytes:
+    """A slot taken from an owner that died: zero, overhead unknown, the generation one higher."""
+    return bytes(SlotLayout(generation=(generation + 1) % 2**64, overhead_bytes=OVERHEAD_UNKNOWN))
+
+
+def usage(quota: Quota, ledger: Ledger) -> Usage:
+    """The share's use in numbers."""
+    used = sum(counted_bytes(slot, quota.context_estimate_bytes) for slot in ledger.slots)
+    return Usage(
+        limit_bytes=quota.memory_limit_bytes,
+        used_bytes=used,
+        peak_bytes=max(ledger.peak_bytes, used),
+        denied=ledger.denied,
+        processes=len(ledger.slots),
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both sockets: the DRA service first, then the registrar that tells kubelet where it is.
+
+Kubelet watches the registry folder and calls at once, so the registrar's socket appears last and goes
+first. A dead socket there makes kubelet retry for ever: our own stale ones are removed before we begin.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from aliquot_agent.kubeletapi.dra.v1 import dra_pb2_grpc
+from aliquot_agent.kubeletapi.registration.v1 import registration_pb2, registration_pb2_grpc
+from aliquot_api.names import DRIVER
+
+logger = logging.getLogger(__name__)
+
+PLUGIN_TYPE: Final = "DRAPlugin"
+VERSIONS: Final = ("v1.DRAPlugin",)
+_LONGEST_SOCKET: Final = 107
+"""Bytes of a unix socket's path, without the terminator."""
+_CALLS: Final = 32
+_GRACE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Paths of our two sockets."""
+
+    dra: Path
+    registrar: Path
+
+
+def sockets(*, plugin_dir: Path, registry_dir: Path, pod_uid: str) -> Sockets:
+    """Kubelet's names; with the pod's UID in them two instances can overlap in a rolling update."""
+    dra = plugin_dir / (f"dra-{pod_uid}.sock" if pod_uid else "dra.sock")
+    registrar = registry_dir / (f"{DRIVER}-{pod_uid}-reg.sock" if pod_uid else f"{DRIVER}-reg.sock")
+    return Sockets(dra=_fitting(dra), registrar=_fitting(registrar))
+
+
+def _fitting(path: Path) -> Path:
+    if len(str(path)) <= _LONGEST_SOCKET:
+        return path
+    return path.with_name(hashlib.sha256(path.name.encode()).hexdigest()[:16] + ".sock")
+
+
+class Registrar(registration_pb2_grpc.RegistrationServicer):
+    """Answers kubelet's questions about us."""
+
+    def __init__(self, *, endpoint: Path, registered: Callable[[bool, str], None]) -> None:
+        self._endpoint = endpoint
+        self._registered = registered
+
+    def GetInfo(
+        self, request: registration_pb2.InfoRequest, context: grpc.ServicerContext
+    ) -> registration_pb2.PluginInfo:
+        """Who we are."""
+        return registration_pb2.PluginInfo(
+            type=PLUGIN_TYPE, name=DRIVER, endpoint=str(self._endpoint), supported_versions=VERSIONS
+        )
+
+    def NotifyRegistrationStatus(
+        self, request: registration_pb2.RegistrationStatus, context: grpc.ServicerContext
+    ) -> registration_pb2.RegistrationStatusResponse:
+        """What kubelet decided."""
+        self._registered(request.plugin_registered, request.error)
+        return registration_pb2.RegistrationStatusResponse()
+
+
+class Servers:
+    """The two gRPC servers. `start`, then `stop`."""
+
+    def __init__(
+        self,
+        *,
+        paths: Sockets,
+        plugin: dra_pb2_grpc.DRAPluginServicer,
+        registered: Callable[[bool, str], None],
+    ) -> None:
+        self._paths = paths
+        self._dra = _server(_CALLS)
+        dra_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call] # generated
+            plugin, self._dra
+        )
+        self._registrar = _server(1)
+        registration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call] # generated
+            Registrar(endpoint=paths.dra, registered=registered), self._registrar
+        )
+
+    def start(self) -> None:
+        """Serves DRA, then lets kubelet know."""
+        for path, server in ((self._paths.dra, self._dra), (self._paths.registrar, self._registrar)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{path}")
+            server.start()
+            logger.info("serving", extra={"socket": str(path)})
+
+    def stop(self) -> None:
+        """Lets calls finish for some seconds, then removes both sockets, the registrar's first."""
+        for path, server in ((self._paths.registrar, self._registrar), (self._paths.dra, self._dra)):
+            server.stop(_GRACE_S).wait()
+            path.unlink(missing_ok=True)
+
+
+def _server(workers: int) -> grpc.Server:
+    return grpc.server(ThreadPoolExecutor(max_workers=workers, thread_name_prefix="grpc"))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share's directory on disk: made once, complete, then read and changed in place.
+
+The quota is ours alone and mapped. The ledger belongs to the tenant, who may truncate it at any time:
+it is read and written with pread and pwrite, never mapped, since a mapping would end us with SIGBUS.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from aliquot_agent import region
+from aliquot_agent.files import Step, no_step
+
+QUOTA: Final = "quota"
+LEDGER: Final = "ledger"
+
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
+
+
+def create(path: Path, quota: region.Quota, *, step: Step = no_step) -> None:
+    """Makes the share directory `path`, visible only once it is complete; FileExistsError if it is there.
+
+    Nothing is synced to disk: only processes of this boot look at it, and claims.py makes it anew after one.
+    """
+    if (path / QUOTA).exists():
+        raise FileExistsError(f"{path} is a share already")
+    page = region.encode_quota(quota)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.mkdir(parents=True, mode=0o755)
+    step("share: temporary directory made")
+    try:
+        temporary.chmod(0o755)
+        _write(temporary / QUOTA, page, size=region.QUOTA_SIZE, mode=0o644)
+        step("share: quota written")
+        header = region.encode_ledger_header(secrets.randbits(63))
+        _write(temporary / LEDGER, header, size=region.LEDGER_SIZE, mode=0o666)
+        step("share: ledger written")
+        temporary.rename(path)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    step("share: renamed")
+
+
+def remove(path: Path, *, step: Step = no_step) -> None:
+    """Takes the directory away at once (rename), then deletes it; silence when it is gone."""
+    grave = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        path.rename(grave)
+        step("share: renamed away")
+        shutil.rmtree(grave)
+    step("share: removed")
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Deletes what `create` and `remove` left behind where their process died."""
+    for leftover in directory.glob(".*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write(path: Path, data: bytes, *, size: int, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
+        os.pwrite(fd, data, 0)
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+class ShareFiles:
+    """An open share: its quota mapped, its ledger as a descriptor. Not for several threads at once."""
+
+    def __init__(self, *, path: Path) -> None:
+        self._quota_fd = os.open(path / QUOTA, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._ledger_fd = os.open(path / LEDGER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                region.decode_quota(os.pread(self._quota_fd, region.QUOTA_SIZE, 0))
+                self._map = mmap.mmap(self._quota_fd, region.QUOTA_SIZE)
+            except (OSError, ValueError):
+                os.close(self._ledger_fd)
+                raise
+        except (OSError, ValueError):
+            os.close(self._quota_fd)
+            raise
+
+    def close(self) -> None:
+        """Closes both files."""
+        self._map.close()
+        os.close(self._ledger_fd)
+        os.close(self._quota_fd)
+
+    def __enter__(self) -> "ShareFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def quota(self) -> region.Quota:
+        """The quota as it stands."""
+        return region.decode_quota(self._map[:])
+
+    def set_quota(
+        self, *, memory_limit_bytes: int | None = None, cores_millipercent: int | None = None
+    ) -> None:
+        """Changes limits in place, each word by one store, then the epoch: the next call sees it."""
+        if memory_limit_bytes is not None:
+            self._store("memory_limit_bytes", memory_limit_bytes)
+        if cores_millipercent is not None:
+            self._store("cores_millipercent", cores_millipercent)
+        self._store("epoch", self.quota().epoch + 1)
+
+    def beat(self, now_ns: int) -> None:
+        """Writes the agent's heartbeat (CLOCK_MONOTONIC)."""
+        self._store("heartbeat_ns", now_ns)
+
+    def _store(self, field: str, value: int) -> None:
+        with memoryview(self._map) as view, view.cast("Q") as words:
+            words[getattr(region.QuotaLayout, field).offset // 8] = value
+
+    def ledger(self) -> region.Ledger:
+        """The ledger as it stands; raises DamagedRegion for one that a tenant has spoilt."""
+        header = os.pread(self._ledger_fd, region.LEDGER_HEADER_SIZE, 0)
+        slots = os.pread(self._ledger_fd, region.slots_length(header), region.LEDGER_HEADER_SIZE)
+        return region.decode_ledger(header, slots)
+
+    def slot(self, index: int) -> region.Slot | None:
+        """One slot, read again; None when it is free, or gone with the rest of a truncated ledger."""
+        data = os.pread(self._ledger_fd, region.SLOT_SIZE, _slot_offset(index))
+        return region.decode_slot(data, index=index) if len(data) == region.SLOT_SIZE else None
+
+    def write_slot(self, slot: region.Slot, *, host_pid: int, overhead_bytes: int) -> None:
+        """Writes the words of a slot that are the agent's: measured with `slot.contexts` contexts.
+
+        Ordered so that a process reading in between counts too much, never too little.
+        """
+        words = [("overhead_bytes", overhead_bytes), ("measured_contexts", slot.contexts)]
+        if slot.contexts < slot.measured_contexts:
+            words.reverse()
+        for field, value in words:
+            self._write_word(slot.index, field, value)
+        self.write_host_pid(slot.index, host_pid)
+
+    def write_host_pid(self, index: int, host_pid: int) -> None:
+        """Tells a slot's owner its pid as NVML shows it."""
+        self._write_word(index, "host_pid", host_pid)
+
+    def _write_word(self, index: int, field: str, value: int) -> None:
+        offset = _slot_offset(index) + getattr(region.SlotLayout, field).offset
+        os.pwrite(self._ledger_fd, value.to_bytes(8, "little"), offset)
+
+    def busy(self) -> bool:
+        """Whether a live process holds a slot. A spoilt ledger counts as idle: it tells nothing."""
+        try:
+            slots = self.ledger().slots
+        except region.DamagedRegion:
+            return False
+        for slot in slots:
+            with self.orphaned(slot.index) as orphaned:
+                if not orphaned:
+                    return True
+        return False
+
+    @contextmanager
+    def orphaned(self, index: int) -> Iterator[bool]:
+        """True inside when no process holds the slot's lock; we hold it meanwhile."""
+        flock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, region.SLOT_LOCK_BASE + index, 1, 0)
+        try:
+            fcntl.fcntl(self._ledger_fd, fcntl.F_OFD_SETLK, flock)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            unlock = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, region.SLOT_LOCK_BASE + index, 1, 0)
+            fcntl.fcntl(self._ledger_fd, fcntl.F_OFD_SETLK, unlock)
+
+    def clear_slot(self, slot: region.Slot) -> None:
+        """Frees a slot whose owner is dead; only inside `orphaned`."""
+        os.pwrite(self._ledger_fd, region.free_slot(slot.generation), _slot_offset(slot.index))
+
+
+def _slot_offset(index: int) -> int:
+    return region.LEDGER_HEADER_SIZE + index * region.SLOT_SIZE

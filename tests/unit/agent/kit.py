@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fakes with state for the agent's tests: GPUs, claims on a server, a node's directories."""
+
+import copy
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aliquot_agent import files
+from aliquot_agent.cdi import BaseSpecs
+from aliquot_agent.checkpoint import Checkpoints
+from aliquot_agent.claims import ClaimRef, Claims
+from aliquot_agent.devices import device_name, shareable_bytes
+from aliquot_agent.errors import ApiError
+from aliquot_agent.library import Library
+from aliquot_agent.nvml import Gpu
+from aliquot_api.names import DRIVER
+
+GIB = 1024**3
+NODE = "node-1"
+BASE_KIND = "sim.aliquot.dev/gpu"
+ESTIMATE = 512 * 1024**2
+
+
+def make_gpu(index: int = 0, *, memory_bytes: int = 24 * GIB, **changes: Any) -> Gpu:
+    """A GPU with a UUID of its own."""
+    values: dict[str, Any] = {
+        "index": index,
+        "uuid": f"GPU-{uuid.UUID(int=0xABCDEF0000 + index)}",
+        "product_name": "NVIDIA L4",
+        "brand": "Nvidia",
+        "architecture": "Ada Lovelace",
+        "compute_capability": (8, 9),
+        "driver_version": "570.86.05",
+        "cuda_driver_version": 12080,
+        "minor": index,
+        "memory_bytes": memory_bytes,
+        "pci_bus_id": "",
+        "nvlink_clique": "",
+        "fabric_cluster_uuid": "",
+    }
+    return Gpu(**(values | changes))
+
+
+@dataclass
+class FakeGpus:
+    """GPUs of a node; `busy_uuids` have processes."""
+
+    gpus: list[Gpu]
+    busy_uuids: set[str] = field(default_factory=set)
+    estimate: int = ESTIMATE
+
+    def by_device(self) -> Mapping[str, Gpu]:
+        return {device_name(gpu.uuid): gpu for gpu in self.gpus}
+
+    def busy(self, gpu_uuid: str) -> bool:
+        return gpu_uuid in self.busy_uuids
+
+    def context_estimate(self, gpu: Gpu) -> int:
+        return self.estimate
+
+
+@dataclass
+class FakeServer:
+    """Claims by namespace and name; `failures` are raised first, one per call."""
+
+    claims: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    failures: list[ApiError] = field(default_factory=list)
+    reads: int = 0
+
+    def add(self, claim: dict[str, Any]) -> ClaimRef:
+        metadata = claim["metadata"]
+        self.claims[metadata["namespace"], metadata["name"]] = claim
+        return ClaimRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+
+    def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
+        self.reads += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        try:
+            return copy.deepcopy(self.claims[namespace, name])
+        except KeyError:
+            raise ApiError(status=404, message="not found") from None
+
+
+def result(
+    gpu: Gpu, *, memory: str | None = "8000Mi", cores: str = "0", request: str = "main", **changes: Any
+) -> dict[str, Any]:
+    """One allocation result as the scheduler writes it; memory None = all that is published."""
+    whole = f"{shareable_bytes(gpu, reserve_bytes=0) // 1024**2}Mi"
+    return {
+        "request": request,
+        "driver": DRIVER,
+        "pool": NODE,
+        "device": device_name(gpu.uuid),
+        "shareID": str(uuid.uuid4()),
+        "consumedCapacity": {"memory": memory or whole, "cores": cores, "shares": "1"},
+        **changes,
+    }
+
+
+def make_claim(
+    *results: dict[str, Any], name: str = "claim", config: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """An allocated claim."""
+    return {
+        "metadata": {"namespace": "team-a", "name": name, "uid": str(uuid.uuid4())},
+        "status": {"allocation": {"devices": {"results": list(results), "config": config or []}}},
+    }
+
+
+@dataclass
+class Node:
+    """A node's directories and what is prepared there; `claims()` is a fresh agent process."""
+
+    root: Path
+    gpus: FakeGpus
+    server: FakeServer
+    boot_id: str = "boot-1"
+    shares_per_gpu: int = 16
+    patience_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.library.write_bytes(b"\x7fELF library")
+        (self.root / "base").mkdir(exist_ok=True)
+        self.write_base_spec()
+
+    @property
+    def library(self) -> Path:
+        return self.root / "libaliquot.so"
+
+    @property
+    def cdi_dir(self) -> Path:
+        return self.root / "cdi"
+
+    @property
+    def claims_dir(self) -> Path:
+        return self.root / "state" / "claims"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.root / "plugin" / "claims"
+
+    def write_base_spec(self, *, without: str = "") -> None:
+        """The vendor's spec: one device per GPU, `without` one."""
+        devices = [
+            {"name": gpu.uuid, "containerEdits": {"env": ["X=1"]}}
+            for gpu in self.gpus.gpus
+            if gpu.uuid != without
+        ]
+        spec = {"cdiVersion": "0.5.0", "kind": BASE_KIND, "devices": devices}
+        (self.root / "base" / "vendor.json").write_text(json.dumps(spec))
+
+    def claims(self, *, step: files.Step = files.no_step) -> Claims:
+        """The agent's claims, started."""
+        claims = Claims(
+            node=NODE,
+            boot_id=self.boot_id,
+            source=self.server,
+            gpus=self.gpus,
+            checkpoints=Checkpoints(directory=self.checkpoint_dir, step=step),
+            base=BaseSpecs(directories=(self.root / "base",), kind=BASE_KIND),
+            library=Library(source=self.library, state_dir=self.root / "state"),
+            claims_dir=self.claims_dir,
+            cdi_dir=self.cdi_dir,
+            reserve_bytes=0,
+            shares_per_gpu=self.shares_per_gpu,
+            patience_s=self.patience_s,
+            step=step,
+        )
+        claims.start()
+        return claims
+
+    def leftovers(self) -> list[str]:
+        """Files of claims that are still there."""
+        folders = (self.cdi_dir, self.claims_dir, self.checkpoint_dir)
+        return sorted(str(path.relative_to(self.root)) for folder in folders for path in folder.rglob("*"))

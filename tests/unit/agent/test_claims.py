@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot_agent import cdi, sharedir
+from aliquot_agent.claims import ClaimRef
+from aliquot_agent.errors import ApiError, Refused
+from aliquot_api.config import API_VERSION, KIND
+from aliquot_api.names import DRIVER
+from tests.unit.agent.kit import ESTIMATE, GIB, Node, make_claim, make_gpu, result
+
+MIB = 1024**2
+
+
+def opaque(source: str, sharing: str, *, requests: list[str] | None = None, **extra: str) -> dict[str, Any]:
+    parameters = {"apiVersion": API_VERSION, "kind": KIND, "sharing": sharing, **extra}
+    return {
+        "source": source,
+        "requests": requests or [],
+        "opaque": {"driver": DRIVER, "parameters": parameters},
+    }
+
+
+def spec_of(node: Node, uid: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(cdi.spec_path(node.cdi_dir, uid).read_text())
+    return loaded
+
+
+def test_a_share_gets_quota_ledger_and_cdi_devices(node: Node) -> None:
+    gpu = node.gpus.gpus[0]
+    share = result(gpu, memory="8000Mi", cores="30", request="main/large")
+    ref = node.server.add(make_claim(share))
+
+    (device,) = node.claims().prepare(ref)
+
+    assert device.request == "main"
+    assert device.share == share["shareID"]
+    assert device.cdi_ids == (
+        f"sim.aliquot.dev/gpu={gpu.uuid}",
+        f"gpu.aliquot.dev/share={ref.uid}-{share['shareID']}",
+    )
+    directory = node.claims_dir / ref.uid / share["shareID"]
+    with sharedir.ShareFiles(path=directory) as opened:
+        quota = opened.quota()
+        assert opened.ledger().slots == ()
+    assert quota.gpu_uuid == gpu.uuid
+    assert quota.memory_limit_bytes == 8000 * MIB
+    assert quota.cores_millipercent == 30_000
+    assert quota.context_estimate_bytes == ESTIMATE
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (directory, *directory.iterdir())}
+    assert modes == {directory.name: 0o755, "quota": 0o644, "ledger": 0o666}
+
+
+def test_the_cdi_spec_mounts_share_library_and_preload(node: Node) -> None:
+    share = result(node.gpus.gpus[0])
+    ref = node.server.add(make_claim(share))
+    node.claims().prepare(ref)
+
+    spec = spec_of(node, ref.uid)
+    name, host = share["shareID"], node.claims_dir / ref.uid / share["shareID"]
+    mounts = [*spec["devices"][0]["containerEdits"]["mounts"], *spec["containerEdits"]["mounts"]]
+    by_target = {mount["containerPath"]: (mount["hostPath"], mount["options"][0]) for mount in mounts}
+    library = by_target.pop("/run/aliquot/lib/libaliquot.so")
+    preload = by_target.pop("/etc/ld.so.preload")
+    assert by_target == {
+        f"/run/aliquot/shares/{name}/quota": (str(host / "quota"), "ro"),
+        f"/run/aliquot/shares/{name}/ledger": (str(host / "ledger"), "rw"),
+    }
+    assert (library[1], preload[1]) == ("ro", "ro")
+    assert Path(library[0]).read_bytes() == node.library.read_bytes()
+    assert Path(preload[0]).read_text() == "/run/aliquot/lib/libaliquot.so\n"
+
+
+def test_a_second_call_answers_the_same_and_keeps_the_files(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    first = node.claims().prepare(ref)
+    ledger = next(node.claims_dir.rglob("ledger"))
+    inode = ledger.stat().st_ino
+
+    assert node.claims().prepare(ref) == first
+    assert ledger.stat().st_ino == inode
+
+
+def test_a_prepared_claim_is_answered_while_the_server_is_away(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    first = node.claims().prepare(ref)
+    node.server.failures = [ApiError(status=0, message="connection refused")]
+
+    assert node.claims().prepare(ref) == first
+
+
+def test_a_short_outage_is_waited_out_inside_the_call(node: Node) -> None:
+    node.patience_s = 5
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.server.failures = [ApiError(status=503, message="busy"), ApiError(status=0, message="reset")]
+
+    assert node.claims().prepare(ref)
+    assert node.server.reads == 3
+
+
+def test_after_a_reboot_everything_is_made_anew(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    first = node.claims().prepare(ref)
+    quota = next(node.claims_dir.rglob("quota"))
+    quota.write_bytes(b"")  # never synced
+    cdi.spec_path(node.cdi_dir, ref.uid).unlink()  # /var/run is a tmpfs
+
+    node.boot_id = "boot-2"
+    assert node.claims().prepare(ref) == first
+    with sharedir.ShareFiles(path=quota.parent) as opened:
+        assert opened.quota().memory_limit_bytes == 8000 * MIB
+    assert spec_of(node, ref.uid)["devices"]
+
+
+def test_a_damaged_quota_is_not_replaced_under_running_containers(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims = node.claims()
+    claims.prepare(ref)
+    next(node.claims_dir.rglob("quota")).write_bytes(b"")
+
+    with pytest.raises(ValueError, match="quota"):
+        claims.prepare(ref)
+
+
+def test_unprepare_leaves_nothing_and_needs_no_claim(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0]), result(node.gpus.gpus[1], request="side")))
+    claims = node.claims()
+    claims.prepare(ref)
+    node.server.claims.clear()
+
+    claims.unprepare(ref.uid)
+    claims.unprepare(ref.uid)
+    claims.unprepare("never-seen")
+    assert node.leftovers() == []
+
+
+def test_the_whole_gpu_goes_without_shim(node: Node) -> None:
+    gpu = node.gpus.gpus[0]
+    ref = node.server.add(make_claim(result(gpu, memory=None, cores="100")))
+
+    (device,) = node.claims().prepare(ref)
+
+    assert device.cdi_ids == (f"sim.aliquot.dev/gpu={gpu.uuid}",)
+    assert not cdi.spec_path(node.cdi_dir, ref.uid).exists()
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores"),
+    [pytest.param(None, "0", id="no cores"), pytest.param("8000Mi", "100", id="less memory")],
+)
+def test_less_than_everything_keeps_the_shim(node: Node, memory: str | None, cores: str) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory=memory, cores=cores)))
+    (device,) = node.claims().prepare(ref)
+    assert len(device.cdi_ids) == 2
+
+
+def test_several_shares_of_a_claim_each_get_their_own(node: Node) -> None:
+    one, two = node.gpus.gpus
+    shares = [result(one, request="a"), result(one, request="b"), result(two, request="b")]
+    ref = node.server.add(make_claim(*shares, {**shares[0], "driver": "other.example.com"}))
+
+    devices = node.claims().prepare(ref)
+
+    assert [(device.request, device.share) for device in devices] == [
+        (share["request"], share["shareID"]) for share in shares
+    ]
+    assert len({device.cdi_ids[1] for device in devices}) == 3
+    assert len(spec_of(node, ref.uid)["devices"]) == 3
+
+
+def test_a_claim_allocated_anew_is_prepared_anew(node: Node) -> None:
+    claim = make_claim(result(node.gpus.gpus[0]))
+    ref = node.server.add(claim)
+    claims = node.claims()
+    claims.prepare(ref)
+    again = result(node.gpus.gpus[1], memory="1Gi")
+    claim["status"]["allocation"]["devices"]["results"] = [again]
+
+    (device,) = claims.prepare(ref)
+
+    assert device.share == again["shareID"]
+    assert [path.parent.name for path in node.claims_dir.rglob("quota")] == [again["shareID"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"pool": "node-2"}, "is of pool node-2, this node's pool is node-1", id="other node"),
+        pytest.param({"device": "gpu-gone"}, "not on this node any more", id="vanished GPU"),
+        pytest.param(
+            {"consumedCapacity": {}}, r"no shareID or no consumedCapacity\[memory\]", id="no capacity"
+        ),
+        pytest.param({"shareID": None}, "no shareID", id="no share"),
+        pytest.param({"shareID": "../../etc"}, "is no UUID", id="share that is a path"),
+        pytest.param({"adminAccess": True}, "adminAccess", id="admin access"),
+        pytest.param(
+            {"consumedCapacity": {"memory": "lots"}}, "want a Kubernetes quantity", id="bad quantity"
+        ),
+    ],
+)
+def test_results_that_make_no_sense_here_are_refused(
+    node: Node, change: dict[str, Any], message: str
+) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], **change)))
+    with pytest.raises(Refused, match=message):
+        node.claims().prepare(ref)
+    assert node.leftovers() == []
+
+
+def test_one_request_with_two_shares_of_a_gpu_is_refused(node: Node) -> None:
+    gpu = node.gpus.gpus[0]
+    ref = node.server.add(make_claim(result(gpu), result(gpu)))
+    with pytest.raises(Refused, match=r"was given device .* twice"):
+        node.claims().prepare(ref)
+
+
+def test_a_claim_made_anew_under_the_same_name_is_refused(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    stale = ClaimRef(namespace=ref.namespace, name=ref.name, uid="another")
+    with pytest.raises(Refused, match="it was made anew"):
+        node.claims().prepare(stale)
+
+
+def test_an_unallocated_claim_is_refused(node: Node) -> None:
+    claim = make_claim()
+    del claim["status"]["allocation"]
+    with pytest.raises(Refused, match="not allocated"):
+        node.claims().prepare(node.server.add(claim))
+
+
+def test_a_missing_claim_is_refused(node: Node) -> None:
+    with pytest.raises(Refused, match="there is no claim team-a/gone"):
+        node.claims().prepare(ClaimRef(namespace="team-a", name="gone", uid="x"))
+
+
+def test_a_gpu_without_base_spec_is_refused_before_anything_is_written(node: Node) -> None:
+    gpu = node.gpus.gpus[0]
+    node.write_base_spec(without=gpu.uuid)
+    ref = node.server.add(make_claim(result(gpu)))
+    with pytest.raises(Refused, match="no CDI spec gives access"):
+        node.claims().prepare(ref)
+    assert node.leftovers() == []
+
+
+def test_without_library_a_share_is_refused(node: Node) -> None:
+    node.library.unlink()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    with pytest.raises(Refused, match="no library"):
+        node.claims().prepare(ref)
+    assert node.leftovers() == []
+
+
+def test_a_library_damaged_on_disk_is_healed_before_use(node: Node) -> None:
+    claims = node.claims()
+    claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0]), name="one")))
+    (installed,) = (node.root / "state" / "lib").glob("*/libaliquot.so")
+    installed.write_bytes(b"short")
+    claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0]), name="two")))
+    assert installed.read_bytes() == node.library.read_bytes()
+
+
+def test_containers_keep_the_library_they_were_given(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.claims().prepare(ref)
+    before = spec_of(node, ref.uid)
+    node.library.write_bytes(b"\x7fELF newer library")
+    node.claims().prepare(ref)
+    assert spec_of(node, ref.uid) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param([opaque("FromClaim", "exclusive")], "asks for all of device", id="exclusive of a part"),
+        pytest.param([opaque("FromClaim", "mine")], "want one of", id="unknown sharing"),
+        pytest.param([opaque("FromClaim", "shim", apiVersion="v9")], "apiVersion", id="unknown version"),
+        pytest.param(
+            [opaque("FromClaim", "exclusive"), opaque("FromClass", "shim")],
+            "asks for all",
+            id="claim before class",
+        ),
+    ],
+)
+def test_configuration_that_cannot_be_met_is_refused(
+    node: Node, config: list[dict[str, Any]], message: str
+) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0]), config=config))
+    with pytest.raises(Refused, match=message):
+        node.claims().prepare(ref)
+
+
+def test_configuration_of_other_requests_does_not_count(node: Node) -> None:
+    config = [opaque("FromClaim", "exclusive", requests=["other"]), opaque("FromClass", "exclusive")]
+    config.append(opaque("FromClaim", "shim", requests=["main"]))
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0]), config=config))
+    assert node.claims().prepare(ref)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        pytest.param(("16000Mi", "0"), ("16000Mi", "0"), "memory", id="memory"),
+        pytest.param(("1Gi", "60"), ("1Gi", "41"), "cores", id="cores"),
+    ],
+)
+def test_shares_that_do_not_fit_together_are_refused(
+    node: Node, first: tuple[str, str], second: tuple[str, str], what: str
+) -> None:
+    gpu, claims = node.gpus.gpus[0], node.claims()
+    for name, (memory, cores) in (("one", first), ("elsewhere", second)):
+        target = gpu if name == "one" else node.gpus.gpus[1]
+        claims.prepare(node.server.add(make_claim(result(target, memory=memory, cores=cores), name=name)))
+    late = node.server.add(make_claim(result(gpu, memory=second[0], cores=second[1]), name="late"))
+
+    with pytest.raises(Refused, match=f"of {what}; with this claim"):
+        claims.prepare(late)
+    assert not (node.claims_dir / late.uid).exists()
+
+
+def test_more_shares_than_the_gpu_has_are_refused(node: Node) -> None:
+    node.shares_per_gpu = 2
+    claims = node.claims()
+    for name in ("one", "two"):
+        claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name=name)))
+    with pytest.raises(Refused, match="of shares"):
+        claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name="three")))
+
+
+def test_racing_claims_never_overfill_a_gpu(node: Node) -> None:
+    claims = node.claims()
+    refs = [
+        node.server.add(make_claim(result(node.gpus.gpus[0], memory="4Gi"), name=f"c{number}"))
+        for number in range(12)
+    ]
+    outcomes: list[bool] = []
+
+    def prepare(ref: ClaimRef) -> None:
+        try:
+            claims.prepare(ref)
+            outcomes.append(True)
+        except Refused:
+            outcomes.append(False)
+
+    threads = [threading.Thread(target=prepare, args=(ref,)) for ref in refs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(outcomes) == [False] * 6 + [True] * 6
+
+
+def test_room_held_by_a_claim_that_is_gone_is_taken_back(node: Node) -> None:
+    node.patience_s = 5
+    claims = node.claims()
+    old = node.server.add(make_claim(result(node.gpus.gpus[0], memory="20Gi"), name="old"))
+    claims.prepare(old)
+    del node.server.claims[old.namespace, old.name]
+    new = node.server.add(make_claim(result(node.gpus.gpus[0], memory="20Gi"), name="new"))
+
+    assert claims.prepare(new)
+    assert [claim.uid for claim in claims.prepared()] == [new.uid]
+
+
+def test_a_claim_that_is_gone_stays_while_its_processes_live(node: Node) -> None:
+    claims = node.claims()
+    shared = node.server.add(make_claim(result(node.gpus.gpus[0], memory="20Gi"), name="shared"))
+    whole = node.server.add(make_claim(result(node.gpus.gpus[1], memory=None, cores="100"), name="whole"))
+    claims.prepare(shared)
+    claims.prepare(whole)
+    node.server.claims.clear()
+    node.gpus.busy_uuids.add(node.gpus.gpus[1].uuid)
+
+    released = {claim.name: claims.release_if_gone(claim) for claim in claims.prepared()}
+    assert released == {"shared": True, "whole": False}
+
+
+def test_an_unreadable_checkpoint_is_set_aside_and_the_claim_prepared_again(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    first = node.claims().prepare(ref)
+    checkpoint = node.checkpoint_dir / f"{ref.uid}.json"
+    checkpoint.write_text(checkpoint.read_text().replace('"cores_percent": 0', '"cores_percent": 9'))
+
+    claims = node.claims()
+    assert claims.prepared() == ()
+    assert checkpoint.with_name(f"{ref.uid}.json.corrupt").exists()
+    assert claims.prepare(ref) == first
+
+
+def test_memory_above_the_gpu_is_not_taken_for_a_share_of_it(node: Node) -> None:
+    node.gpus.gpus[0] = make_gpu(0, memory_bytes=16 * GIB)
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="20Gi")))
+    with pytest.raises(Refused, match="of memory"):
+        node.claims().prepare(ref)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+from aliquot_agent.errors import NvmlError
+from aliquot_agent.hardware import READINESS, Hardware
+from aliquot_agent.nvml import Gpu, GpuProcess, Inventory
+from aliquot_agent.readiness import Readiness
+from tests.unit.agent.kit import ESTIMATE, make_gpu
+
+
+class FakeNvml:
+    """NVML with GPUs that come and go; `error` is what it says instead."""
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self.gpus = gpus
+        self.problems: tuple[tuple[int, str], ...] = ()
+        self.error = ""
+        self.opened = 0
+
+    def open(self) -> "FakeNvml":
+        self.opened += 1
+        return self
+
+    def inventory(self) -> Inventory:
+        if self.error:
+            raise NvmlError(self.error)
+        return Inventory(gpus=self.gpus, problems=self.problems)
+
+    def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
+        return (GpuProcess(host_pid=1, used_bytes=5),) if gpu_uuid == self.gpus[0].uuid else ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def make_hardware(nvml: FakeNvml, readiness: Readiness) -> Hardware:
+    return Hardware(
+        open_nvml=nvml.open,  # type: ignore[arg-type] # same three methods
+        readiness=readiness,
+        reserve_bytes=0,
+        shares_per_gpu=16,
+        context_estimate_bytes=ESTIMATE,
+    )
+
+
+def test_devices_come_in_the_order_of_nvml() -> None:
+    nvml = FakeNvml(make_gpu(1), make_gpu(0))
+    hardware = make_hardware(nvml, Readiness())
+    assert hardware.refresh()
+    assert [device["attributes"]["minor"]["int"] for device in hardware.published()] == [0, 1]
+    assert not hardware.refresh()
+    assert nvml.opened == 1
+
+
+def test_one_broken_gpu_hides_no_other() -> None:
+    nvml = FakeNvml(make_gpu(1))
+    nvml.problems = ((0, "GPU is lost"),)
+    hardware = make_hardware(nvml, Readiness())
+    hardware.refresh()
+    assert [gpu.index for gpu in hardware.by_device().values()] == [1]
+
+
+def test_a_silent_driver_is_said_and_asked_again() -> None:
+    readiness, nvml = Readiness(), FakeNvml(make_gpu(0))
+    nvml.error = "driver is reloading"
+    hardware = make_hardware(nvml, readiness)
+    hardware.refresh()
+    assert hardware.published() == []
+    assert readiness.reasons() == {READINESS: "driver is reloading"}
+    nvml.error = ""
+    assert hardware.refresh()
+    assert readiness.reasons() == {}
+
+
+def test_a_gpu_too_small_for_a_mebibyte_is_not_published() -> None:
+    hardware = make_hardware(FakeNvml(make_gpu(0, memory_bytes=1000)), Readiness())
+    hardware.refresh()
+    assert hardware.published() == []
+
+
+def test_a_gpu_is_busy_while_it_has_processes_or_cannot_say() -> None:
+    one, two = make_gpu(0), make_gpu(1)
+    hardware = make_hardware(FakeNvml(one, two), Readiness())
+    assert hardware.busy(two.uuid)  # NVML is not open yet
+    hardware.refresh()
+    assert (hardware.busy(one.uuid), hardware.busy(two.uuid)) == (True, False)
+
+
+def test_a_context_is_estimated_by_the_most_of_the_recent_ones() -> None:
+    gpu = make_gpu(0)
+    hardware = make_hardware(FakeNvml(gpu), Readiness())
+    assert hardware.context_estimate(gpu) == ESTIMATE
+    for measured in (100, 300, 200):
+        hardware.context_measured(gpu, measured)
+    assert hardware.context_estimate(gpu) == 300
+    for _ in range(16):
+        hardware.context_measured(gpu, 250)
+    assert hardware.context_estimate(gpu) == 250
+    assert hardware.context_estimate(make_gpu(0, driver_version="999.1.1")) == ESTIMATE

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVML through the simulated driver's library, as the agent meets it on a simulated node."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SIM = ROOT / "build" / "sim"
+
+LIST = """
+import json, dataclasses
+from aliquot_agent.nvml import Nvml
+nvml = Nvml()
+inventory = nvml.inventory()
+print(json.dumps([dataclasses.asdict(gpu) for gpu in inventory.gpus] + list(inventory.problems)))
+"""
+PROCESSES = """
+import ctypes, json, os
+from aliquot_agent.nvml import Nvml
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(64 << 20)) == 0
+nvml = Nvml()
+used = {
+    gpu.uuid: [(process.host_pid == os.getpid(), process.used_bytes) for process in nvml.processes(gpu.uuid)]
+    for gpu in nvml.inventory().gpus
+}
+print(json.dumps(list(used.values())))
+"""
+
+
+def run(root: Path, code: str, *, library: Path = SIM) -> Any:
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "ALIQUOT_SIM_ROOT": str(root)}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Path:
+    """A machine with two simulated L4."""
+    command = [str(SIM / "aliquot-sim"), "init", "--gpu", "l4:2", "--node", "n1", "--root", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=30, capture_output=True)
+    return tmp_path
+
+
+def test_each_gpu_is_described(sim: Path) -> None:
+    one, two = run(sim, LIST)
+    assert one["uuid"] != two["uuid"]
+    assert one["uuid"].startswith("GPU-")
+    assert "L4" in one["product_name"]
+    assert one["compute_capability"] == [8, 9]
+    assert one["architecture"] == "Ada Lovelace"
+    assert one["driver_version"].count(".") == 2
+
+
+def test_memory_that_the_driver_keeps_is_not_shared_out(sim: Path) -> None:
+    books = subprocess.run(
+        [SIM / "aliquot-sim", "books", "--json", "--root", sim], check=True, timeout=30, capture_output=True
+    )
+    gpu = json.loads(books.stdout)["gpus"][0]
+    one, _ = run(sim, LIST)
+    assert one["memory_bytes"] == gpu["total"] - gpu["reserved"]
+    assert gpu["reserved"] > 0
+
+
+def test_processes_are_listed_by_host_pid(sim: Path) -> None:
+    one, two = run(sim, PROCESSES)
+    assert [mine for mine, _ in one] == [True]
+    assert one[0][1] > 64 << 20
+    assert two == []
+
+
+def test_without_a_driver_the_error_is_ours(tmp_path: Path) -> None:
+    code = """
+import json
+from aliquot_agent.errors import NvmlError
+from aliquot_agent.nvml import Nvml
+try:
+    Nvml()
+except NvmlError as error:
+    print(json.dumps(str(error)))
+"""
+    assert "NVML does not start" in run(tmp_path, code, library=tmp_path)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aliquot_agent import devices, slices
+from aliquot_agent.errors import ApiError
+from aliquot_agent.publisher import READINESS, Publisher
+from aliquot_agent.readiness import Readiness
+from tests.unit.agent.kit import NODE, make_gpu
+
+Object = dict[str, Any]
+
+GATED = ("allowMultipleAllocations", "requestPolicy")
+
+
+class FakeServer:
+    """An API server with slices, a watch, and a feature gate."""
+
+    def __init__(self) -> None:
+        self.slices: dict[str, Object] = {}
+        self.node_uid = "node-uid-1"
+        self.minor = 37
+        self.gate = True
+        self.writes: list[str] = []
+        self.failures: list[ApiError] = []
+        self._version = 0
+        self._lock = threading.RLock()
+        self.events: queue.Queue[tuple[str, Object] | None] = queue.Queue()
+
+    def server_minor(self) -> int:
+        return self.minor
+
+    def get_node(self, name: str) -> Object:
+        assert name == NODE
+        return {"metadata": {"name": name, "uid": self.node_uid}}
+
+    def list_slices(self, node: str) -> tuple[list[Object], str]:
+        with self._lock:
+            return copy.deepcopy(list(self.slices.values())), str(self._version)
+
+    def create_slice(self, body: Object, *, dry_run: bool = False) -> Object:
+        with self._lock:
+            if self.failures:
+                raise self.failures.pop(0)
+            stored = self._stored(body)
+            if dry_run:
+                return stored
+            self._version += 1
+            name = f"{body['metadata']['generateName']}{self._version}"
+            uid = f"uid-{self._version}"
+            stored["metadata"] |= {"name": name, "uid": uid, "resourceVersion": str(self._version)}
+            return self._put("create", "ADDED", stored)
+
+    def replace_slice(self, body: Object) -> Object:
+        with self._lock:
+            current = self.slices[body["metadata"]["name"]]
+            if body["metadata"]["resourceVersion"] != current["metadata"]["resourceVersion"]:
+                raise ApiError(status=409, message="conflict")
+            self._version += 1
+            stored = self._stored(body)
+            stored["metadata"]["resourceVersion"] = str(self._version)
+            return self._put("replace", "MODIFIED", stored)
+
+    def delete_slice(self, slice_: Object) -> None:
+        with self._lock:
+            self.writes.append("delete")
+            self.wipe(slice_["metadata"]["name"])
+
+    def wipe(self, name: str) -> None:
+        """Deletes a slice, as kubelet does."""
+        with self._lock:
+            gone = self.slices.pop(name)
+            self._version += 1
+            gone["metadata"]["resourceVersion"] = str(self._version)
+            self.events.put(("DELETED", copy.deepcopy(gone)))
+
+    def slice_events(self, node: str) -> "FakeEvents":
+        return FakeEvents(self)
+
+    def _stored(self, body: Object) -> Object:
+        stored: Object = copy.deepcopy(body)
+        for device in stored["spec"]["devices"] if not self.gate else []:
+            device.pop("allowMultipleAllocations")
+            for capacity in device["capacity"].values():
+                capacity.pop("requestPolicy")
+        return stored
+
+    def _put(self, verb: str, event: str, stored: Object) -> Object:
+        self.writes.append(verb)
+        self.slices[stored["metadata"]["name"]] = stored
+        self.events.put((event, copy.deepcopy(stored)))
+        return copy.deepcopy(stored)
+
+
+class FakeEvents:
+    """The server's watch."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._server.events.put(None)
+
+    def follow(self, resource_version: str, *, timeout_s: int) -> Iterator[tuple[str, Object]]:
+        while not self._stopped and (event := self._server.events.get()) is not None:
+            yield event
+
+
+class Scene:
+    """A publisher of two GPUs at work."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self.server = server
+        self.readiness = Readiness()
+        self.gpus = [make_gpu(0), make_gpu(1)]
+        self.publisher = Publisher(
+            api=server,  # type: ignore[arg-type] # its watch has the same two methods
+            node=NODE,
+            devices=lambda: [devices.build(gpu, reserve_bytes=0, shares=16, place=None) for gpu in self.gpus],
+            readiness=self.readiness,
+        )
+
+    def published(self) -> list[int]:
+        return [len(slice_["spec"]["devices"]) for slice_ in list(self.server.slices.values())]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene(FakeServer())
+    yield scene
+    scene.publisher.stop()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        deadline.wait(0.01)
+    raise AssertionError("condition not met within 10 s")
+
+
+def test_all_devices_stand_in_one_slice_of_the_node(scene: Scene) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    (slice_,) = scene.server.slices.values()
+    assert slice_["metadata"]["ownerReferences"][0]["uid"] == "node-uid-1"
+    assert slice_["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    wait_for(lambda: scene.readiness.reasons() == {})
+
+
+def test_nothing_is_written_while_nothing_differs(scene: Scene) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    (slice_,) = scene.server.slices.values()
+    memory = slice_["spec"]["devices"][0]["capacity"]["memory"]
+    memory["value"] = memory["requestPolicy"]["default"] = "24Gi"  # as the server may spell it
+    for _ in range(5):
+        scene.publisher.publish()
+    assert scene.server.writes == ["create"]
+
+
+def test_a_wiped_slice_is_made_anew(scene: Scene) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    scene.server.wipe(next(iter(scene.server.slices)))
+    wait_for(lambda: scene.published() == [2])
+
+
+def test_a_changed_gpu_is_one_write_with_the_next_generation(scene: Scene) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    scene.gpus.pop()
+    scene.publisher.poke()
+    wait_for(lambda: scene.published() == [1])
+    (slice_,) = scene.server.slices.values()
+    assert slice_["spec"]["pool"]["generation"] == 2
+    assert scene.server.writes == ["create", "replace"]
+
+
+def test_a_node_made_anew_owns_the_slice(scene: Scene) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    scene.server.node_uid = "node-uid-2"
+    scene.publisher.poke()
+    wait_for(lambda: scene.server.writes == ["create", "replace"])
+    (slice_,) = scene.server.slices.values()
+    assert slice_["metadata"]["ownerReferences"][0]["uid"] == "node-uid-2"
+
+
+def test_no_gpu_is_an_empty_slice(scene: Scene) -> None:
+    scene.gpus.clear()
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [0])
+    wait_for(lambda: scene.readiness.reasons() == {})
+
+
+def test_where_the_gate_is_off_nothing_shareable_is_ever_visible(scene: Scene) -> None:
+    scene.server.gate = False
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [0])
+    wait_for(lambda: "DRAConsumableCapacity" in scene.readiness.reasons().get(READINESS, ""))
+    assert scene.server.writes == ["create"]
+
+
+def test_devices_published_before_the_gate_went_off_are_taken_back(scene: Scene) -> None:
+    old = slices.build(
+        node=NODE,
+        node_uid="node-uid-1",
+        devices=[devices.build(make_gpu(0), reserve_bytes=0, shares=16, place=None)],
+        generation=4,
+    )
+    scene.server.create_slice(old)
+    scene.server.gate = False
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [0])
+
+
+def test_an_old_server_gets_nothing_shareable(scene: Scene) -> None:
+    scene.server.minor = 34
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [0])
+    wait_for(lambda: "1.34 is too old" in scene.readiness.reasons().get(READINESS, ""))
+
+
+def test_an_outage_is_said_and_survived(scene: Scene) -> None:
+    scene.server.failures = [ApiError(status=503, message="etcd is away")]
+    scene.publisher.start()
+    wait_for(lambda: "etcd is away" in scene.readiness.reasons().get(READINESS, ""))
+    wait_for(lambda: scene.published() == [2])
+    wait_for(lambda: scene.readiness.reasons() == {})
+
+
+def test_of_several_slices_one_stays() -> None:
+    server = FakeServer()
+    want = [devices.build(make_gpu(0), reserve_bytes=0, shares=16, place=None)]
+    for generation in (1, 2):
+        server.create_slice(
+            slices.build(node=NODE, node_uid="node-uid-1", devices=want, generation=generation)
+        )
+    known, _ = server.list_slices(NODE)
+    plan = slices.plan(known, node=NODE, node_uid="node-uid-1", devices=want)
+    assert [slice_["metadata"]["name"] for slice_ in plan.delete] == [known[1]["metadata"]["name"]]
+    assert plan.replace is not None
+    assert plan.replace["spec"]["pool"]["generation"] == 3
+
+
+def test_dropped_fields_are_found_at_any_depth() -> None:
+    sent = {"a": [{"b": 1, "c": {"d": 2}}], "e": []}
+    assert list(slices.dropped_fields(sent, {"a": [{"b": 1, "c": {}}]})) == ["spec.a[0].c.d"]
+    assert list(slices.dropped_fields(sent, sent)) == []

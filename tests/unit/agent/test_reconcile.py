@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+from aliquot_agent import cdi, sharedir
+from aliquot_agent.claims import Claims
+from aliquot_agent.errors import ApiError
+from aliquot_agent.reconcile import Reconciler
+from tests.unit.agent.kit import Node, make_claim, result
+from tests.unit.agent.tenant import Tenant
+
+
+def reconcile(node: Node, claims: Claims) -> None:
+    Reconciler(claims=claims, claims_dir=node.claims_dir, cdi_dir=node.cdi_dir).reconcile()
+
+
+def test_a_lost_cdi_spec_is_put_back(node: Node) -> None:
+    claims = node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims.prepare(ref)
+    path = cdi.spec_path(node.cdi_dir, ref.uid)
+    before = path.read_bytes()
+    path.unlink()
+    reconcile(node, claims)
+    assert path.read_bytes() == before
+
+
+def test_after_a_reboot_prepared_claims_are_put_back_unasked(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.claims().prepare(ref)
+    next(node.claims_dir.rglob("quota")).write_bytes(b"")  # never synced
+    cdi.spec_path(node.cdi_dir, ref.uid).unlink()  # /var/run is a tmpfs
+
+    node.boot_id = "boot-2"
+    claims = node.claims()
+    reconcile(node, claims)
+    assert cdi.claims_with_spec(node.cdi_dir) == {ref.uid}
+    assert [claim.boot_id for claim in claims.prepared()] == ["boot-2"]
+    sharedir.ShareFiles(path=next(node.claims_dir.rglob("quota")).parent).close()
+
+
+def test_files_of_nobody_are_removed(node: Node) -> None:
+    claims = node.claims()
+    (node.claims_dir / "forgotten" / "share").mkdir(parents=True)
+    cdi.spec_path(node.cdi_dir, "forgotten").write_text("{}")
+    (node.cdi_dir / "vendor.json").write_text("{}")
+    reconcile(node, claims)
+    assert node.leftovers() == ["cdi/vendor.json"]
+
+
+def test_a_claim_made_anew_under_its_name_releases_the_old_one(node: Node) -> None:
+    claims = node.claims()
+    claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0]))))
+    node.server.add(make_claim(result(node.gpus.gpus[0])))
+    reconcile(node, claims)
+    assert node.leftovers() == []
+
+
+def test_a_claim_in_use_stays_until_its_process_ends(node: Node) -> None:
+    claims = node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    (device,) = claims.prepare(ref)
+    tenant = Tenant(node.claims_dir / ref.uid / device.share)
+    node.server.claims.clear()
+    reconcile(node, claims)
+    assert [claim.uid for claim in claims.prepared()] == [ref.uid]
+    tenant.die()
+    reconcile(node, claims)
+    assert node.leftovers() == []
+
+
+def test_nothing_is_released_while_the_server_is_away(node: Node) -> None:
+    claims = node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims.prepare(ref)
+    node.server.claims.clear()
+    node.server.failures = [ApiError(status=0, message="no route")]
+    reconcile(node, claims)
+    assert [claim.uid for claim in claims.prepared()] == [ref.uid]
+
+
+def test_one_damaged_claim_does_not_stop_the_others(node: Node) -> None:
+    claims = node.claims()
+    refs = [
+        node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name=name)) for name in ("a", "b")
+    ]
+    for ref in refs:
+        claims.prepare(ref)
+        cdi.spec_path(node.cdi_dir, ref.uid).unlink()
+    for quota in (node.claims_dir / refs[0].uid).rglob("quota"):
+        quota.write_bytes(b"")
+    reconcile(node, claims)
+    assert cdi.claims_with_spec(node.cdi_dir) == {refs[1].uid}
+
+
+def test_a_claim_that_is_gone_goes_with_its_damaged_quota(node: Node) -> None:
+    claims = node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims.prepare(ref)
+    next(node.claims_dir.rglob("quota")).write_bytes(b"")
+    node.server.claims.clear()
+    reconcile(node, claims)
+    assert node.leftovers() == []

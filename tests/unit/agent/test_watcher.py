@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot_agent import sharedir
+from aliquot_agent.errors import NvmlError
+from aliquot_agent.hardware import Hardware
+from aliquot_agent.nvml import GpuProcess, Inventory
+from aliquot_agent.readiness import Readiness
+from aliquot_agent.watcher import Watcher
+from tests.unit.agent.kit import ESTIMATE, Node, make_claim, result
+from tests.unit.agent.tenant import Tenant
+
+MIB = 1024**2
+
+
+class FakeNvml:
+    """NVML of a node, with processes by GPU."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.running: dict[str, tuple[GpuProcess, ...]] = {}
+        self.broken = False
+
+    def inventory(self) -> Inventory:
+        return Inventory(gpus=tuple(self._node.gpus.gpus), problems=())
+
+    def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
+        if self.broken:
+            raise NvmlError("fell off the bus")
+        return self.running.get(gpu_uuid, ())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Scene:
+    """One prepared share, watched; this process is its tenant."""
+
+    def __init__(self, node: Node, *, memory: str | None = "8000Mi", cores: str = "0") -> None:
+        self.nvml = FakeNvml(node)
+        self.gpu = node.gpus.gpus[0]
+        self.hardware = Hardware(
+            open_nvml=lambda: self.nvml,  # type: ignore[arg-type, return-value] # same three methods
+            readiness=Readiness(),
+            reserve_bytes=0,
+            shares_per_gpu=16,
+            context_estimate_bytes=ESTIMATE,
+        )
+        self.hardware.refresh()
+        self.claims = node.claims()
+        ref = node.server.add(make_claim(result(self.gpu, memory=memory, cores=cores)))
+        (device,) = self.claims.prepare(ref)
+        self.uid = ref.uid
+        self.share: Path = node.claims_dir / ref.uid / device.share
+        self.watcher = Watcher(claims=self.claims, hardware=self.hardware, changed=lambda: None)
+
+    def use(self, used_bytes: int) -> None:
+        """NVML shows this process with so much."""
+        self.nvml.running[self.gpu.uuid] = (GpuProcess(host_pid=os.getpid(), used_bytes=used_bytes),)
+
+
+@pytest.fixture
+def scene(node: Node) -> Iterator[Scene]:
+    scene = Scene(node)
+    yield scene
+    scene.watcher.close()
+
+
+def test_a_process_is_measured_and_told_its_host_pid(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB, contexts=1, changes=1)
+    tenant.deny(4)
+    scene.use(400 * MIB)
+
+    scene.watcher.look()
+    (seen,) = scene.watcher.picture().observations
+    assert seen.usage.used_bytes == 100 * MIB + ESTIMATE  # not believed yet
+
+    scene.watcher.look()
+    (seen,) = scene.watcher.picture().observations
+    assert (seen.usage.used_bytes, seen.usage.denied, seen.usage.processes) == (400 * MIB, 4, 1)
+    assert seen.usage.limit_bytes == 8000 * MIB
+    with sharedir.ShareFiles(path=scene.share) as opened:
+        slot = opened.slot(0)
+        assert slot is not None
+        assert (slot.host_pid, slot.overhead_bytes, slot.measured_contexts) == (os.getpid(), 300 * MIB, 1)
+    assert scene.hardware.context_estimate(scene.gpu) == 300 * MIB
+    tenant.die()
+
+
+def test_the_peak_stays_when_use_falls(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=500 * MIB)
+    scene.watcher.look()
+    tenant.write(used_bytes=10 * MIB)
+    scene.watcher.look()
+    (seen,) = scene.watcher.picture().observations
+    assert (seen.usage.used_bytes, seen.usage.peak_bytes) == (10 * MIB, 500 * MIB)
+    tenant.die()
+
+
+def test_the_slot_of_a_dead_process_is_freed(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    scene.watcher.look()
+    assert scene.watcher.picture().observations[0].usage.processes == 1
+
+    tenant.die()
+    scene.watcher.look()
+    usage = scene.watcher.picture().observations[0].usage
+    assert (usage.processes, usage.used_bytes) == (0, 0)
+
+
+def test_a_live_process_that_lost_its_lock_keeps_its_slot(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    scene.use(100 * MIB)
+    scene.watcher.look()  # learns the host pid
+    tenant.die()  # closed all its descriptors
+    scene.watcher.look()
+    assert scene.watcher.picture().observations[0].usage.used_bytes == 100 * MIB
+
+
+def test_a_truncated_ledger_costs_only_its_own_share(scene: Scene, node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name="neighbour"))
+    scene.claims.prepare(ref)
+    tenant = Tenant(scene.share)
+    tenant.truncate()
+    scene.watcher.look()
+    assert [seen.claim.uid for seen in scene.watcher.picture().observations] == [ref.uid]
+    tenant.die()
+
+
+def test_a_gpu_that_nvml_cannot_show_is_reported_from_the_ledger(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    scene.nvml.broken = True
+    scene.watcher.look()
+    assert scene.watcher.picture().observations[0].usage.used_bytes == 100 * MIB
+    tenant.die()
+
+
+def test_the_agent_beats_in_each_quota(scene: Scene) -> None:
+    with sharedir.ShareFiles(path=scene.share) as opened:
+        before = opened.quota().heartbeat_ns
+        scene.watcher.look()
+        assert opened.quota().heartbeat_ns > before
+
+
+def test_an_unprepared_share_is_forgotten(scene: Scene) -> None:
+    scene.watcher.look()
+    scene.claims.unprepare(scene.uid)
+    scene.watcher.look()
+    assert scene.watcher.picture().observations == ()
+
+
+def test_a_whole_gpu_is_reported_from_nvml(node: Node) -> None:
+    scene = Scene(node, memory=None, cores="100")
+    scene.use(700 * MIB)
+    scene.watcher.look()
+    scene.use(50 * MIB)
+    scene.watcher.look()
+    (seen,) = scene.watcher.picture().observations
+    assert (seen.usage.used_bytes, seen.usage.peak_bytes, seen.usage.processes) == (50 * MIB, 700 * MIB, 1)
+    scene.watcher.close()
