@@ -12,7 +12,7 @@ PYTHON := $(BIN)/python
 STEP := $(ROOT)/tests/testkit/step
 KUBERNETES ?= 1.37
 CLUSTER := $(PYTHON) -m tests.cluster
-PYTEST := $(BIN)/pytest -q --durations=5
+PYTEST := $(BIN)/pytest --durations=5
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
 C_FILES = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h')
 SHELL_FILES = .ci/run tests/testkit/step tests/testkit/packages
@@ -38,7 +38,8 @@ test-shim: setup sim shim ## Simulated GPU and shim, by the simulated driver's o
 
 test-cluster: images testbed ## Test bed, then Aliquot, on a real Kubernetes (KUBERNETES=1.37)
 	@$(STEP) "test bed tests" $(PYTEST) tests/cluster/tests
-	@$(STEP) "cluster tests on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) tests/system
+	@$(STEP) "webhook and controller on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) tests/webhook_cluster
+	@$(STEP) "Aliquot on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) tests/system
 
 test-faults: images testbed ## Only the cluster tests that kill, restart and break things
 	@$(STEP) "fault tests on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) -m faults tests/system

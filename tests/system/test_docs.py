@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands in the documents work as they stand."""
+
+import re
+import subprocess
+from typing import Final
+
+import pytest
+
+from tests.system.images import ROOT
+from tests.system.installation import Installation
+
+PAGES: Final = ("docs/first-pod.md",)
+RUN_BY_OTHERS: Final = {"README.md", "CONTRIBUTING.md"}
+"""make and test bed commands: the continuous integration run is made of them."""
+
+
+def commands(page: str) -> list[str]:
+    """The lines of a page's sh blocks."""
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_work_in_order(aliquot: Installation, page: str) -> None:
+    for command in commands(page):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env=aliquot.bed.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, f"{page}: {command}\n{done.stderr}"
+
+
+def test_every_page_with_commands_is_run_by_a_test() -> None:
+    pages = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+    assert {page for page in pages if commands(page)} == {*PAGES, *RUN_BY_OTHERS}

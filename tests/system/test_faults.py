@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What dies may come back: limits hold meanwhile, and nothing is lost."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot_api import names
+from tests.cluster.cluster import Cluster
+from tests.system.installation import NAMESPACE, Installation
+from tests.system.workloads import MIB, Tenant, gpu_pod
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def webhook_is_dead(aliquot: Installation) -> Iterator[None]:
+    """No webhook runs during the test."""
+    bed = aliquot.bed
+    bed.kubectl("-n", NAMESPACE, "scale", "deployment/aliquot-webhook", "--replicas=0")
+    selector = "app.kubernetes.io/name=aliquot-webhook"
+    bed.wait_for(lambda: not bed.list("pods", NAMESPACE, labels=selector), what="the webhook to be gone")
+    yield
+    bed.kubectl("-n", NAMESPACE, "scale", "deployment/aliquot-webhook", "--replicas=1")
+    aliquot.wait_ready()
+
+
+@pytest.mark.usefixtures("webhook_is_dead")
+def test_with_the_webhook_dead_gpu_pods_are_refused_and_others_start(tenant: Tenant) -> None:
+    assert "aliquot" in tenant.refusal(gpu_pod("gpu", vgpu=1, gpumem=1000))
+    tenant.create(gpu_pod("plain", command=["sleep", "1000"]))
+    tenant.bed.wait_for_pod("plain", tenant.namespace)
+
+
+def test_a_killed_agent_comes_back_and_running_pods_keep_their_limit(
+    aliquot: Installation, tenant: Tenant, node: str
+) -> None:
+    tenant.create(gpu_pod("before", vgpu=1, gpumem=4000))
+    tenant.wait_said("before", "device")
+    aliquot.kill_agent(node)
+    assert tenant.wait_said("before", "full")["result"] == 2
+    assert aliquot.peak_bytes(node, "before") <= 4000 * MIB
+
+    aliquot.wait_ready()
+    tenant.create(gpu_pod("after", vgpu=1, gpumem=4000))
+    assert tenant.wait_said("after", "device")["total_mib"] == 4000
+    used = aliquot.bed.wait_for(
+        lambda: (tenant.claim_of("before")["status"].get("devices") or [{}])[0].get("data", {}).get("used"),
+        what="the new agent to report the old share",
+    )
+    assert 0 < used <= 4000 * MIB
+
+
+def test_an_agent_killed_between_prepare_and_start_loses_nothing(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    bed.pause(f"{node}/containerd")  # kubelet prepares the claim, then waits for the runtime
+    try:
+        tenant.create(gpu_pod("late", vgpu=1, gpumem=4000))
+        bed.wait_for(
+            lambda: any(file.endswith("/quota") for file in aliquot.files(node)),
+            what="the claim to be prepared",
+        )
+        aliquot.kill_agent(node)
+    finally:
+        bed.resume(f"{node}/containerd")
+    assert tenant.wait_said("late", "device")["total_mib"] == 4000
+    assert tenant.wait_said("late", "full")["result"] == 2
+    aliquot.wait_ready()
+
+
+def test_a_restarted_kubelet_gets_the_gpus_published_again(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    tenant.create(gpu_pod("before", vgpu=1, gpumem=4000))
+    tenant.wait_said("before", "going on")
+    bed.restart(f"{node}/kubelet")  # a starting kubelet deletes its node's slices
+    tenant.create(gpu_pod("after", vgpu=1, gpumem=4000))
+    assert tenant.wait_said("after", "device")["total_mib"] == 4000
+    assert aliquot.devices(node)
+
+
+def test_a_rebooted_node_prepares_its_claims_again(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    pod = gpu_pod("phoenix", vgpu=1, gpumem=4000)
+    pod["spec"]["restartPolicy"] = "Always"
+    tenant.create(pod)
+    tenant.wait_said("phoenix", "going on")
+    first = tenant.claim_of("phoenix")["metadata"]["uid"]
+    bed.reboot(node)
+
+    def is_back() -> bool:
+        status = bed.get("pods", "phoenix", tenant.namespace)["status"]["containerStatuses"][0]
+        return status["restartCount"] > 0 and "going on" in tenant.said("phoenix")
+
+    bed.wait_for(is_back, what="the pod to run again with its share", timeout_s=120)
+    assert tenant.said("phoenix")["device"]["total_mib"] == 4000
+    assert tenant.claim_of("phoenix")["metadata"]["uid"] == first
+    aliquot.wait_ready()
+    # The API server still has connections to the webhook of before: one request each times out.
+    probe = gpu_pod("probe", vgpu=1, gpumem=1)
+    bed.wait_for(
+        lambda: bed.api.create(probe, namespace=tenant.namespace, dry_run=True),
+        what="admission to work again",
+    )
+
+
+def test_force_deleted_pods_leave_nothing(aliquot: Installation, tenant: Tenant, node: str) -> None:
+    tenant.create(gpu_pod("forced", vgpu=1, gpumem=4000))
+    tenant.wait_said("forced", "device")
+    aliquot.bed.delete("pods", "forced", tenant.namespace, grace_s=0)
+    aliquot.bed.wait_for(lambda: not aliquot.files(node), what="no file of the claim")
+    assert names.DRIVER not in str(aliquot.bed.list("resourceclaims", tenant.namespace))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods as a HAMi user writes them, and what their programs say."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.cluster.api import ApiError, Object
+from tests.cluster.cluster import Cluster
+from tests.system.images import CLIENT
+
+MIB = 1 << 20
+
+
+def gpu_pod(
+    name: str,
+    *,
+    command: Sequence[str] = ("fill",),
+    limits: Mapping[str, int | str] | None = None,
+    **more_limits: int | str,
+) -> Object:
+    """A pod of one container with limits on nvidia.com resources: gpu_pod("a", vgpu=1, gpumem=8000)."""
+    wanted = {**(limits or {}), **more_limits}
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": CLIENT,
+        "imagePullPolicy": "Never",
+        "command": list(command),
+        "resources": {"limits": {f"nvidia.com/{key}": value for key, value in wanted.items()}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]},
+    }
+
+
+class Tenant:
+    """One namespace and the pods that a user makes in it."""
+
+    def __init__(self, bed: Cluster, *, namespace: str, labels: Mapping[str, str]) -> None:
+        self.bed = bed
+        self.namespace = namespace
+        bed.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": dict(labels)}}
+        )
+        bed.wait_for(
+            lambda: bed.get("serviceaccounts", "default", namespace), what=f"service account of {namespace}"
+        )
+
+    def create(self, pod: Object) -> Object:
+        """Creates a pod and answers it as the server keeps it; raises ApiError when it is refused."""
+        return self.bed.api.create(pod, namespace=self.namespace)
+
+    def refusal(self, pod: Object) -> str:
+        """The message with which `pod` is refused; fails when it is not."""
+        try:
+            self.create(pod)
+        except ApiError as error:
+            return str(error)
+        raise AssertionError(f"pod {pod['metadata']['name']} was accepted")
+
+    def said(self, pod: str) -> dict[str, dict[str, Any]]:
+        """The events that a pod's program has printed so far, by name."""
+        try:
+            lines = self.bed.logs(pod, self.namespace).splitlines()
+        except ApiError:
+            return {}
+        return {each["event"]: each for each in map(json.loads, lines)}
+
+    def wait_said(self, pod: str, event: str, *, timeout_s: float = 60) -> dict[str, Any]:
+        """Waits until a pod's program has printed `event`; fails at once when it printed an error."""
+
+        def heard() -> dict[str, Any] | None:
+            events = self.said(pod)
+            assert "error" not in events, events["error"]
+            return events.get(event)
+
+        return self.bed.wait_for(heard, what=f"pod {pod} to say {event!r}", timeout_s=timeout_s)
+
+    def claim_of(self, pod: str) -> Object:
+        """The one claim that was made for a pod."""
+        statuses = self.bed.get("pods", pod, self.namespace)["status"]["resourceClaimStatuses"]
+        [status] = statuses
+        return self.bed.get("resourceclaims", status["resourceClaimName"], self.namespace)
+
+    def delete(self, pod: str) -> None:
+        self.bed.delete("pods", pod, self.namespace)
+
+    def remove(self) -> None:
+        """Deletes the namespace with all it holds."""
+        self.bed.delete("namespaces", self.namespace, timeout_s=120)
