@@ -9,13 +9,16 @@ ROOT := $(CURDIR)
 BUILD := $(ROOT)/build
 BIN := $(ROOT)/.venv/bin
 PYTHON := $(BIN)/python
+HOST_PYTHON = $(shell for python in /usr/bin/python3 python3 python3.13 python3.12 python3.11; do \
+  "$$python" -c 'import ssl, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+    && { echo "$$python"; break; }; done)
 STEP := $(ROOT)/tests/testkit/step
 KUBERNETES ?= 1.37
 CLUSTER := $(PYTHON) -m tests.cluster
 PYTEST := $(BIN)/pytest --durations=5
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
 C_FILES = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h')
-SHELL_FILES = .ci/run tests/testkit/step tests/testkit/packages
+SHELL_FILES = .ci/run tests/testkit/step tests/testkit/packages deploy/images/simulated-gpu.sh
 PYTHON_PATHS = api webhook node-agent cli tests shim
 
 ##@ Try it
@@ -50,12 +53,17 @@ test-versions: ## The cluster tests on each older Kubernetes (builds each once: 
 lint: setup ## Formatters, linters, types, import rules, licence headers
 	@$(STEP) "ruff" $(BIN)/ruff check $(PYTHON_PATHS)
 	@$(STEP) "ruff format" $(BIN)/ruff format --check $(PYTHON_PATHS)
-	@$(STEP) "mypy" $(BIN)/mypy
+	@$(STEP) "mypy" $(BIN)/mypy $(PYTHON_PATHS)
 	@$(STEP) "import rules" $(BIN)/lint-imports
 	@$(STEP) "clang-format" $(BIN)/clang-format --style=file:shim/.clang-format --dry-run -Werror $(C_FILES)
-	@$(STEP) "gcc -fanalyzer" $(MAKE) -C shim analyze CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
+	@$(STEP) "gcc -fanalyzer" $(MAKE) analyze
 	@$(STEP) "shellcheck" shellcheck $(SHELL_FILES)
 	@$(STEP) "licence headers" $(PYTHON) -m tests.testkit.headers
+
+.PHONY: analyze
+analyze:
+	@$(MAKE) -C shim analyze BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
+	@$(MAKE) -C shim/sim analyze BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
 
 bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*.json
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
@@ -64,14 +72,14 @@ bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*
 
 ##@ Work on it
 .PHONY: setup packages shim sim testbed images cluster-up cluster-down lock clean help
-setup: packages $(BUILD)/.setup ## Python environment in .venv, with everything installed (editable)
+setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
 	@tests/testkit/packages tests/testkit/packages.txt tests/cluster/packages.txt
 
-$(BUILD)/.setup: requirements.lock pyproject.toml node-agent/generate_stubs.py $(wildcard node-agent/aliquot_agent/kubeletapi/*/*/*.proto)
-	@mkdir -p $(BUILD)
-	@$(STEP) "create .venv" python3 -m venv .venv
+.venv/.installed: requirements.lock pyproject.toml node-agent/generate_stubs.py $(wildcard node-agent/aliquot_agent/kubeletapi/*/*/*.proto)
+	@test -n "$(HOST_PYTHON)" || { echo "no Python 3.11 to 3.13 with ssl and venv here: install python3-venv" >&2; exit 1; }
+	@$(STEP) "create .venv" $(HOST_PYTHON) -m venv --clear .venv
 	@$(STEP) "install the locked dependencies" $(BIN)/pip install --quiet --require-hashes -r requirements.lock
 	@$(STEP) "install aliquot (editable)" $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@

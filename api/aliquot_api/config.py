@@ -46,7 +46,8 @@ def decode(parameters: object, *, field: str) -> ShareConfig:
             raise InvalidInput(field=f"{field}.{key}", value=parameters.get(key), fix=f"want {want!r}")
     for key in parameters:
         if key not in ("apiVersion", "kind", "sharing"):
-            raise InvalidInput(field=f"{field}.{key}", value=parameters[key], fix="unknown field; want sharing")
+            fix = "unknown field; want sharing"
+            raise InvalidInput(field=f"{field}.{key}", value=parameters[key], fix=fix)
     sharing = parameters.get("sharing", Sharing.SHIM)
     if sharing not in tuple(Sharing):
         raise InvalidInput(

@@ -4,26 +4,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void end(int number)
-{
-    (void)number;
-    _exit(0);
+static void end(int number) {
+  (void)number;
+  _exit(0);
 }
 
-static void bury(int number)
-{
-    (void)number;
-    while (waitpid(-1, NULL, WNOHANG) > 0)
-        ;
+static void bury(int number) {
+  (void)number;
+  while (waitpid(-1, NULL, WNOHANG) > 0)
+    ;
 }
 
-int main(void)
-{
-    struct sigaction on_end = {.sa_handler = end};
-    struct sigaction on_child = {.sa_handler = bury, .sa_flags = SA_NOCLDSTOP};
-    sigaction(SIGINT, &on_end, NULL);
-    sigaction(SIGTERM, &on_end, NULL);
-    sigaction(SIGCHLD, &on_child, NULL);
-    for (;;)
-        pause();
+int main(void) {
+  struct sigaction on_end = {.sa_handler = end};
+  struct sigaction on_child = {.sa_handler = bury, .sa_flags = SA_NOCLDSTOP};
+  sigaction(SIGINT, &on_end, NULL);
+  sigaction(SIGTERM, &on_end, NULL);
+  sigaction(SIGCHLD, &on_child, NULL);
+  for (;;)
+    pause();
 }

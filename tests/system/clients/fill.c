@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define PAGE_BYTES (2UL << 20)
-#define MAX_PAGES 131072
+#define MAX_PAGES  131072
 #define PATIENCE_S 3.0
 
 static CUdeviceptr pages[MAX_PAGES];
@@ -67,14 +67,14 @@ int main(void) {
 
   size_t count = fill(&last);
   check(cuMemGetInfo(&free_bytes, &ignored), "cuMemGetInfo");
-  printf("{\"event\": \"full\", \"allocated_mib\": %zu, \"result\": %d, \"free_bytes\": %zu}\n", count * 2, (int)last,
-         free_bytes);
+  printf("{\"event\": \"full\", \"allocated_mib\": %zu, \"result\": %d, \"free_bytes\": %zu}\n", count * 2,
+         (int)last, free_bytes);
   for (size_t i = 0; i < count / 2; i++)
     check(cuMemFree(pages[i]), "cuMemFree");
   check(cuMemAlloc(&small, PAGE_BYTES), "cuMemAlloc after free");
   check(cuMemGetInfo(&free_bytes, &ignored), "cuMemGetInfo");
-  printf("{\"event\": \"going on\", \"allocated_mib\": %zu, \"free_bytes\": %zu}\n", (count - count / 2 + 1) * 2,
-         free_bytes);
+  printf("{\"event\": \"going on\", \"allocated_mib\": %zu, \"free_bytes\": %zu}\n",
+         (count - count / 2 + 1) * 2, free_bytes);
   pause();
   return 0;
 }
