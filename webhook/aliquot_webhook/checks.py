@@ -41,7 +41,8 @@ def check_request(request: GpuRequest, container: Container, policy: Policy, inv
     if memory is not None and wanted > largest.memory_bytes:
         raise InvalidInput(
             field=memory.field,
-            value=memory.value,
+            # As a number: the API server has turned the author's 80000 into 80k before we see it.
+            value=wanted // quantity.MIB,
             fix=f"no GPU of this cluster is that large; the largest, {largest.product or 'unnamed'},"
             f" has {largest.memory_bytes // quantity.MIB} (MiB)",
         )
