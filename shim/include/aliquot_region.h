@@ -20,19 +20,24 @@
 
 #define AQ_SHARES_DIR "/run/aliquot/shares"
 
-#define AQ_QUOTA_MAGIC "ALIQUOTQ"  /* 8 bytes, no terminator on disk */
-#define AQ_LEDGER_MAGIC "ALIQUOTL"
-#define AQ_LAYOUT 1U
-#define AQ_QUOTA_SIZE 4096U
+#define AQ_QUOTA_MAGIC        "ALIQUOTQ" /* 8 bytes, no terminator on disk */
+#define AQ_LEDGER_MAGIC       "ALIQUOTL"
+#define AQ_LAYOUT             1U
+#define AQ_QUOTA_SIZE         4096U
 #define AQ_LEDGER_HEADER_SIZE 4096U
-#define AQ_SLOTS 1024U
-#define AQ_SLOT_SIZE 128U
-#define AQ_LEDGER_SIZE (AQ_LEDGER_HEADER_SIZE + AQ_SLOTS * AQ_SLOT_SIZE)
+#define AQ_SLOTS              1024U
+#define AQ_SLOT_SIZE          128U
+#define AQ_LEDGER_SIZE        (AQ_LEDGER_HEADER_SIZE + AQ_SLOTS * AQ_SLOT_SIZE)
 
 /* quota.flags */
 #define AQ_FLAG_UNLIMITED 1ULL /* a whole GPU that stands beside a share */
 
-/* slot.overhead before the agent has measured: count contexts * context_estimate_bytes. */
+/* slot.overhead_bytes before the agent has measured. What a slot counts beyond used_bytes:
+ *   unknown:  contexts * context_estimate_bytes
+ *   measured: overhead_bytes + max(0, contexts - measured_contexts) * context_estimate_bytes
+ * so a context made after the measurement counts its estimate until the next one. The agent
+ * writes a pair in the order that never counts too little in between: measured_contexts first
+ * when it falls, overhead_bytes first when measured_contexts rises. */
 #define AQ_OVERHEAD_UNKNOWN UINT64_MAX
 
 /* A slot is owned through an OFD write lock on this byte of `ledger` (beyond
@@ -63,37 +68,38 @@ struct aq_quota {
 
 /* One process's use. One writer per field: its owner, or the agent where it says so. */
 struct aq_slot {
-  uint64_t used_bytes;     /* 0: reserved and committed allocations, exact */
-  uint64_t generation;     /* 8: +1 whenever a process takes the slot */
-  uint64_t overhead_bytes; /* 16: agent: measured beyond used_bytes (contexts, code) */
-  uint64_t contexts;       /* 24: live contexts on this GPU */
-  uint64_t changes;        /* 32: +1 with every change of used_bytes or contexts */
-  uint64_t peak_bytes;     /* 40 */
-  uint64_t pool_bytes;     /* 48: part of used_bytes */
-  uint64_t graph_bytes;    /* 56: part of used_bytes */
-  uint64_t pid;            /* 64: in the owner's pid namespace; 0 = free */
-  uint64_t pidns_inode;    /* 72: inode of /proc/self/ns/pid */
-  uint64_t start_ticks;    /* 80: field 22 of /proc/self/stat */
-  uint64_t host_pid;       /* 88: agent */
-  uint8_t reserved[32];
+  uint64_t used_bytes;        /* 0: reserved and committed allocations, exact */
+  uint64_t generation;        /* 8: +1 whenever a process takes the slot */
+  uint64_t overhead_bytes;    /* 16: agent: measured beyond used_bytes (contexts, code) */
+  uint64_t contexts;          /* 24: live contexts on this GPU */
+  uint64_t changes;           /* 32: +1 with every change of used_bytes or contexts */
+  uint64_t peak_bytes;        /* 40 */
+  uint64_t pool_bytes;        /* 48: part of used_bytes */
+  uint64_t graph_bytes;       /* 56: part of used_bytes */
+  uint64_t pid;               /* 64: in the owner's pid namespace; 0 = free */
+  uint64_t pidns_inode;       /* 72: inode of /proc/self/ns/pid */
+  uint64_t start_ticks;       /* 80: field 22 of /proc/self/stat */
+  uint64_t host_pid;          /* 88: agent */
+  uint64_t measured_contexts; /* 96: agent: contexts held when overhead_bytes was measured */
+  uint8_t reserved[24];
 };
 
 struct aq_ledger {
   /* frozen header */
-  uint8_t magic[8];        /* 0 */
-  uint32_t layout;         /* 8 */
-  uint32_t size;           /* 12: AQ_LEDGER_SIZE */
-  uint32_t slots;          /* 16: AQ_SLOTS */
-  uint32_t reserved0;      /* 20 */
-  uint64_t generation;     /* 24: unique per ledger file */
+  uint8_t magic[8];    /* 0 */
+  uint32_t layout;     /* 8 */
+  uint32_t size;       /* 12: AQ_LEDGER_SIZE */
+  uint32_t slots;      /* 16: AQ_SLOTS */
+  uint32_t reserved0;  /* 20 */
+  uint64_t generation; /* 24: unique per ledger file */
   uint8_t reserved1[32];
   /* share block */
-  uint64_t tat_ns;         /* 64: pacing (GCRA theoretical arrival time) */
-  uint64_t granted_ns;     /* 72 */
-  uint64_t slots_used;     /* 80: slots 0 .. slots_used-1 may be in use; only grows */
-  uint64_t denied;         /* 88: refused requests for memory */
-  uint64_t throttled_ns;   /* 96 */
-  uint64_t peak_bytes;     /* 104: highest sum seen */
+  uint64_t tat_ns;       /* 64: pacing (GCRA theoretical arrival time) */
+  uint64_t granted_ns;   /* 72 */
+  uint64_t slots_used;   /* 80: slots 0 .. slots_used-1 may be in use; only grows */
+  uint64_t denied;       /* 88: refused requests for memory */
+  uint64_t throttled_ns; /* 96 */
+  uint64_t peak_bytes;   /* 104: highest sum seen */
   uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 112];
   struct aq_slot slot[AQ_SLOTS];
 };

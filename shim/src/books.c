@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Exact books without a lock and without a shared total.
+ *
+ * Each process announces in its own slot first and sums all slots afterwards (sequentially
+ * consistent): of two that race, whoever announces last sees the other, so no interleaving
+ * passes the limit. Nothing needs recovery: a dead slot's bytes vanish with the slot, and a
+ * stopped process blocks nobody.
+ */
+#include "books.h"
+
+#include <errno.h>
+#include <time.h>
+
+#include "slot.h"
+#include "state.h"
+
+enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
+
+/* A word above this is no count of bytes: the ledger has been written over. */
+#define SANE_BYTES    (1ULL << 56)
+#define SANE_CONTEXTS (1ULL << 20)
+#define REFRESH_NS    50000000ULL
+
+static inline uint64_t lesser(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+
+static inline uint64_t charge_of(const struct aq_slot *slot, uint64_t context_estimate) {
+  uint64_t used = __atomic_load_n(&slot->used_bytes, __ATOMIC_SEQ_CST);
+  uint64_t contexts = __atomic_load_n(&slot->contexts, __ATOMIC_SEQ_CST);
+  uint64_t overhead = aq_word(&slot->overhead_bytes);
+  if (contexts == 0 && (overhead == AQ_OVERHEAD_UNKNOWN || overhead == 0))
+    return used;
+  if (overhead == AQ_OVERHEAD_UNKNOWN) {
+    overhead = 0;
+  } else {
+    uint64_t measured = aq_word(&slot->measured_contexts);
+    contexts = contexts > measured ? contexts - measured : 0;
+  }
+  if (used > SANE_BYTES || overhead > SANE_BYTES || contexts > SANE_CONTEXTS)
+    return UINT64_MAX;
+  return used + overhead + contexts * context_estimate;
+}
+
+uint64_t aq_slot_charge(const struct aq_slot *slot, uint64_t context_estimate) {
+  return charge_of(slot, context_estimate);
+}
+
+static inline uint64_t sum_of(const struct aq_share *share) {
+  const struct aq_ledger *ledger = share->ledger;
+  uint64_t estimate = aq_word(&share->quota->context_estimate_bytes);
+  uint64_t slots = __atomic_load_n(&ledger->slots_used, __ATOMIC_SEQ_CST);
+  uint64_t sum = 0;
+  if (slots > AQ_SLOTS)
+    slots = AQ_SLOTS;
+  for (uint64_t i = 0; i < slots; i++) {
+    uint64_t charge = charge_of(&ledger->slot[i], estimate);
+    if (charge > SANE_BYTES)
+      return UINT64_MAX;
+    sum += charge;
+  }
+  uint64_t floor = aq_word(&share->quota->floor_bytes);
+  return sum > floor ? sum : floor;
+}
+
+static void raise_word(uint64_t *word, uint64_t value) {
+  uint64_t seen = aq_word(word);
+  while (seen < value &&
+         !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    ;
+}
+
+/* Moves with every change; two threads that collide may count one. */
+static void count_change(struct aq_slot *slot) {
+  aq_word_set(&slot->changes, aq_word(&slot->changes) + 1);
+}
+
+static void pause_after(int attempt, const struct aq_share *share, const struct aq_slot *slot) {
+  long place = 1 + (slot - share->ledger->slot) % SLOT_PAUSES;
+  struct timespec pause = {0, PAUSE_NS * place * attempt};
+  int saved = errno;
+  nanosleep(&pause, NULL);
+  errno = saved;
+}
+
+/* One try: announced, checked, and taken back if it does not fit. */
+static inline bool try_announce(struct aq_share *share, struct aq_slot *slot, uint64_t *word, uint64_t amount,
+                                uint64_t limit) {
+  uint64_t mine = __atomic_add_fetch(word, amount, __ATOMIC_SEQ_CST);
+  uint64_t sum = mine < amount ? UINT64_MAX : sum_of(share); /* wrapped: written over */
+  if (sum > limit) {
+    __atomic_sub_fetch(word, amount, __ATOMIC_SEQ_CST);
+    return false;
+  }
+  count_change(slot);
+  if (sum > aq_word(&share->ledger->peak_bytes))
+    raise_word(&share->ledger->peak_bytes, sum);
+  return true;
+}
+
+/* At the limit: sweep, then wait a little for others who may be about to step back. */
+static bool announce_slowly(struct aq_share *share, uint64_t bytes, uint64_t contexts, uint64_t *generation) {
+  for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+    if (attempt == 0)
+      aq_slot_sweep(share);
+    struct aq_slot *slot = aq_slot_own(share);
+    if (!slot)
+      break;
+    if (attempt > 0)
+      pause_after(attempt, share, slot);
+    *generation = aq_word(&share->generation);
+    uint64_t *word = contexts ? &slot->contexts : &slot->used_bytes;
+    if (try_announce(share, slot, word, contexts ? contexts : bytes, aq_share_limit(share)))
+      return true;
+  }
+  return false;
+}
+
+static bool refused(struct aq_share *share) {
+  __atomic_add_fetch(&share->ledger->denied, 1, __ATOMIC_RELAXED);
+  return false;
+}
+
+/* The one place where a share is asked for more bytes. */
+static inline bool announce(struct aq_share *share, uint64_t bytes, uint64_t *generation) {
+  uint64_t limit = aq_share_limit(share);
+  if (bytes > limit)
+    return refused(share);
+  struct aq_slot *slot = aq_slot_own(share);
+  *generation = aq_word(&share->generation);
+  if (slot && try_announce(share, slot, &slot->used_bytes, bytes, limit)) {
+    uint64_t used = aq_word(&slot->used_bytes);
+    if (used > aq_word(&slot->peak_bytes))
+      aq_word_set(&slot->peak_bytes, used);
+    return true;
+  }
+  return announce_slowly(share, bytes, 0, generation) || refused(share);
+}
+
+/* Nothing is taken from a slot that was swept meanwhile: it never held the bytes. */
+static void give_back(struct aq_share *share, uint64_t bytes, uint64_t generation) {
+  struct aq_slot *slot = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);
+  if (!slot || aq_word(&slot->generation) != generation)
+    return;
+  __atomic_sub_fetch(&slot->used_bytes, bytes, __ATOMIC_SEQ_CST);
+  count_change(slot);
+}
+
+bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge) {
+  *charge = (struct aq_charge){share, 0, bytes};
+  return bytes <= SANE_BYTES && announce(share, bytes, &charge->generation);
+}
+
+bool aq_reserve_more(struct aq_charge *charge, uint64_t more) {
+  uint64_t generation;
+  if (more > SANE_BYTES || !announce(charge->share, more, &generation))
+    return false;
+  if (generation != charge->generation) { /* the first part went with the old slot */
+    struct aq_slot *slot = aq_slot_own(charge->share);
+    if (slot)
+      __atomic_add_fetch(&slot->used_bytes, charge->bytes, __ATOMIC_SEQ_CST);
+  }
+  charge->bytes += more;
+  charge->generation = generation;
+  return true;
+}
+
+void aq_cancel(const struct aq_charge *charge) {
+  give_back(charge->share, charge->bytes, charge->generation);
+}
+
+bool aq_commit(const struct aq_charge *charge, CUdeviceptr pointer, CUcontext context) {
+  struct aq_share *share = charge->share;
+  struct aq_record record = {pointer, charge->bytes, context, share->index};
+  struct aq_record replaced;
+  uint64_t generation;
+  if (!aq_records_put(aq_shares, &record, &replaced, &generation))
+    return false;
+  if (generation != charge->generation) { /* the new slot was filled before this record was in */
+    struct aq_slot *slot = aq_slot_own(share);
+    if (slot)
+      __atomic_add_fetch(&slot->used_bytes, charge->bytes, __ATOMIC_SEQ_CST);
+  }
+  if (replaced.bytes) {
+    struct aq_share *other = &aq_shares[replaced.share];
+    give_back(other, replaced.bytes, aq_word(&other->generation));
+  }
+  return true;
+}
+
+bool aq_free_begin(CUdeviceptr pointer, struct aq_freed *freed) {
+  return aq_records_take(aq_shares, pointer, &freed->record, &freed->generation);
+}
+
+void aq_free_end(const struct aq_freed *freed, bool done) {
+  const struct aq_record *record = &freed->record;
+  struct aq_charge charge = {&aq_shares[record->share], freed->generation, record->bytes};
+  if (done)
+    aq_cancel(&charge);
+  else /* its place is still there; if not, the bytes stay charged */
+    aq_commit(&charge, record->key, record->context);
+}
+
+bool aq_context_reserve(struct aq_share *share) {
+  uint64_t generation;
+  if (aq_word(&share->quota->context_estimate_bytes) > aq_share_limit(share) ||
+      !announce_slowly(share, 0, 1, &generation))
+    return refused(share);
+  __atomic_add_fetch(&share->contexts, 1, __ATOMIC_SEQ_CST);
+  return true;
+}
+
+void aq_context_cancel(struct aq_share *share) {
+  __atomic_sub_fetch(&share->contexts, 1, __ATOMIC_SEQ_CST);
+  struct aq_slot *slot = aq_slot_own(share);
+  if (!slot || aq_word(&slot->contexts) == 0)
+    return;
+  __atomic_sub_fetch(&slot->contexts, 1, __ATOMIC_SEQ_CST);
+  count_change(slot);
+}
+
+void aq_context_force(struct aq_share *share) {
+  struct aq_slot *slot = aq_slot_own(share);
+  if (slot) {
+    __atomic_add_fetch(&slot->contexts, 1, __ATOMIC_SEQ_CST);
+    count_change(slot);
+  }
+  __atomic_add_fetch(&share->contexts, 1, __ATOMIC_SEQ_CST);
+}
+
+void aq_context_end(struct aq_share *share, CUcontext context) {
+  uint64_t bytes = aq_records_drop_context(share, context);
+  if (bytes)
+    give_back(share, bytes, aq_word(&share->generation));
+  aq_context_cancel(share);
+}
+
+/* Sweeps, at most every 50 ms. */
+static bool refresh(struct aq_share *share) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+  uint64_t last = aq_word(&share->swept_ns);
+  if ((now_ns - last < REFRESH_NS && last != 0) ||
+      !__atomic_compare_exchange_n(&share->swept_ns, &last, now_ns, false, __ATOMIC_RELAXED,
+                                   __ATOMIC_RELAXED))
+    return false;
+  aq_slot_sweep(share);
+  return true;
+}
+
+uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total) {
+  return lesser(aq_share_limit(share), physical_total);
+}
+
+static uint64_t used_by_all(struct aq_share *share) {
+  const struct aq_slot *own = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);
+  uint64_t ours = own ? aq_slot_charge(own, aq_word(&share->quota->context_estimate_bytes)) : 0;
+  uint64_t used = sum_of(share);
+  if (used > ours && refresh(share)) /* others' memory: are they alive? */
+    used = sum_of(share);
+  return used;
+}
+
+struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free) {
+  struct aq_view view = {aq_view_total(share, physical_total), physical_free, 0};
+  uint64_t limit = aq_share_limit(share);
+  view.used = lesser(used_by_all(share), view.total);
+  if (limit != UINT64_MAX)
+    view.free = lesser(view.used < limit ? limit - view.used : 0, physical_free);
+  return view;
+}

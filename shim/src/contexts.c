@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Small tables under one mutex, which is never held across a driver call.
+ */
+#include "contexts.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum { MAX_CONTEXTS = 1024 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct {
+  CUcontext context;
+  struct aq_share *share;
+} made[MAX_CONTEXTS];
+static size_t made_count;
+
+static struct {
+  CUcontext context; /* NULL = not in the books */
+  uint64_t epoch;    /* +1 with each retention */
+} primaries[AQ_MAX_DEVICES];
+
+static CUcontext sole;
+
+/* Under the lock, after each change. */
+static void find_sole(void) {
+  size_t count = made_count;
+  CUcontext last = made_count ? made[0].context : NULL;
+  for (int device = 0; device < AQ_MAX_DEVICES; device++) {
+    if (!primaries[device].context)
+      continue;
+    last = primaries[device].context;
+    count++;
+  }
+  __atomic_store_n(&sole, count == 1 ? last : NULL, __ATOMIC_RELEASE);
+}
+
+CUcontext aq_contexts_sole(void) {
+  return __atomic_load_n(&sole, __ATOMIC_ACQUIRE);
+}
+
+bool aq_contexts_add(CUcontext context, struct aq_share *share) {
+  pthread_mutex_lock(&lock);
+  bool fits = made_count < MAX_CONTEXTS;
+  if (fits) {
+    made[made_count].context = context;
+    made[made_count].share = share;
+    made_count++;
+    find_sole();
+  }
+  pthread_mutex_unlock(&lock);
+  return fits;
+}
+
+struct aq_share *aq_contexts_remove(CUcontext context) {
+  struct aq_share *share = NULL;
+  pthread_mutex_lock(&lock);
+  for (size_t i = 0; i < made_count; i++) {
+    if (made[i].context != context)
+      continue;
+    share = made[i].share;
+    made[i] = made[--made_count];
+    find_sole();
+    break;
+  }
+  pthread_mutex_unlock(&lock);
+  return share;
+}
+
+bool aq_primary_is_counted(CUdevice device) {
+  pthread_mutex_lock(&lock);
+  bool counted = primaries[device].context != NULL;
+  pthread_mutex_unlock(&lock);
+  return counted;
+}
+
+bool aq_primary_keep(CUdevice device, CUcontext context) {
+  pthread_mutex_lock(&lock);
+  bool added = primaries[device].context == NULL;
+  primaries[device].context = context;
+  primaries[device].epoch++;
+  find_sole();
+  pthread_mutex_unlock(&lock);
+  return added;
+}
+
+uint64_t aq_primary_epoch(CUdevice device) {
+  pthread_mutex_lock(&lock);
+  uint64_t epoch = primaries[device].epoch;
+  pthread_mutex_unlock(&lock);
+  return epoch;
+}
+
+CUcontext aq_primary_end(CUdevice device, uint64_t epoch, bool *again) {
+  CUcontext ended = NULL;
+  pthread_mutex_lock(&lock);
+  *again = primaries[device].epoch != epoch;
+  if (!*again) {
+    ended = primaries[device].context;
+    primaries[device].context = NULL;
+    find_sole();
+  }
+  pthread_mutex_unlock(&lock);
+  return ended;
+}
+
+void aq_contexts_reset(void) {
+  memset(made, 0, sizeof(made));
+  memset(primaries, 0, sizeof(primaries));
+  made_count = 0;
+  sole = NULL;
+  lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}

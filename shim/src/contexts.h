@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The contexts of this process: which share each one burdens.
+ */
+#ifndef ALIQUOT_CONTEXTS_H
+#define ALIQUOT_CONTEXTS_H
+
+#include "abi.h"
+#include "share.h"
+
+enum { AQ_MAX_DEVICES = 64 };
+
+/* A context made by cuCtxCreate. False: more than we can remember. */
+bool aq_contexts_add(CUcontext context, struct aq_share *share);
+/* It is gone. The share to settle with; NULL if it was not ours to count. */
+struct aq_share *aq_contexts_remove(CUcontext context);
+
+/* The primary context of an ordinal, which exists while someone retains it: the driver says
+ * whether it is active, we whether it is in the books. */
+bool aq_primary_is_counted(CUdevice device);
+/* It was retained. True if it was not in the books and is now. */
+bool aq_primary_keep(CUdevice device, CUcontext context);
+/* To be read before asking the driver whether it is still active ... */
+uint64_t aq_primary_epoch(CUdevice device);
+/* ... and given back when it is not. The context that ended; NULL: it was not in the books.
+ * `*again` if it was retained meanwhile: ask the driver again. */
+CUcontext aq_primary_end(CUdevice device, uint64_t epoch, bool *again);
+
+/* The context, if this process has exactly one; else NULL. No lock. */
+CUcontext aq_contexts_sole(void);
+
+/* In a forked child. */
+void aq_contexts_reset(void);
+
+#endif

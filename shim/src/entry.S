@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Exports that must not be C: they decide, put the arguments back, and jump.
+ *
+ * dlsym, dlopen, dlmopen: glibc learns the caller from the return address, so a C wrapper
+ * would become the caller. The gates of hooks.def: one stub fits every signature (none has a
+ * floating-point or vector argument).
+ */
+#if defined(__x86_64__)
+#include "entry_x86_64.inc"
+#elif defined(__aarch64__)
+#include "entry_aarch64.inc"
+#else
+#error "no entry stubs for this architecture"
+#endif
+
+        .text
+        ENTER_OR_ANSWER dlsym, aq_dlsym_enter
+        ENTER_OR_ANSWER dlopen, aq_dlopen_enter
+        ENTER_OR_ANSWER dlmopen, aq_dlmopen_enter
+
+        GATE_COMMON
+        .set    aq_index, 0
+#define AQ_HOOK(library, symbol) .set aq_index, aq_index + 1
+#define AQ_USED(library, symbol) .set aq_index, aq_index + 1
+#define AQ_GATE(library, symbol) GATE symbol
+#include "hooks.def"
+
+        .section .note.GNU-stack, "", %progbits

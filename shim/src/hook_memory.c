@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Linear and managed memory. Managed memory counts in full, wherever its pages are.
+ *
+ * A NULL output goes to the driver as it is: it can give no memory there.
+ */
+#include "books.h"
+#include "hooks.h"
+#include "state.h"
+
+static CUresult free_real(CUdeviceptr pointer) {
+  return AQ_REAL(cuMemFree_v2) ? AQ_REAL(cuMemFree_v2)(pointer) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* What every allocation does before the driver is asked. Without a current context the
+ * driver is asked all the same, for its own answer: charge->share is NULL then. */
+static CUresult begin(uint64_t bytes, struct aq_here *here, struct aq_charge *charge) {
+  CUresult result = aq_here(here);
+  if (result == CUDA_SUCCESS)
+    return aq_reserve(here->share, bytes, charge) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  charge->share = NULL;
+  bool ours = result == CUDA_ERROR_NOT_PERMITTED || result == CUDA_ERROR_NOT_INITIALIZED;
+  return ours ? result : CUDA_SUCCESS;
+}
+
+static CUresult undo(CUdeviceptr pointer) {
+  aq_depth++;
+  free_real(pointer);
+  aq_depth--;
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* ... and afterwards. Memory that cannot be put on record is given back. */
+static CUresult settle(CUresult result, const struct aq_here *here, const struct aq_charge *charge,
+                       CUdeviceptr pointer) {
+  if (!charge->share)
+    return result == CUDA_SUCCESS ? undo(pointer) : result;
+  if (result == CUDA_SUCCESS && aq_commit(charge, pointer, here->context))
+    return CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS)
+    result = undo(pointer);
+  aq_cancel(charge);
+  return result;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
+  struct aq_here here;
+  struct aq_charge charge;
+  CUdeviceptr pointer = 0;
+  if (!AQ_REAL(cuMemAlloc_v2))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !dptr)
+    return AQ_REAL(cuMemAlloc_v2)(dptr, bytes);
+  CUresult result = begin(bytes, &here, &charge);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_depth++;
+  result = AQ_REAL(cuMemAlloc_v2)(&pointer, bytes);
+  aq_depth--;
+  result = settle(result, &here, &charge, pointer);
+  if (result == CUDA_SUCCESS)
+    *dptr = pointer;
+  return result;
+}
+
+CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytes) {
+  struct aq_here here;
+  struct aq_charge charge;
+  CUdeviceptr_v1 pointer = 0;
+  if (!AQ_REAL(cuMemAlloc))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !dptr)
+    return AQ_REAL(cuMemAlloc)(dptr, bytes);
+  CUresult result = begin(bytes, &here, &charge);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_depth++;
+  result = AQ_REAL(cuMemAlloc)(&pointer, bytes);
+  aq_depth--;
+  result = settle(result, &here, &charge, pointer);
+  if (result == CUDA_SUCCESS)
+    *dptr = pointer;
+  return result;
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flags) {
+  struct aq_here here;
+  struct aq_charge charge;
+  CUdeviceptr pointer = 0;
+  if (!AQ_REAL(cuMemAllocManaged))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !dptr)
+    return AQ_REAL(cuMemAllocManaged)(dptr, bytes, flags);
+  CUresult result = begin(bytes, &here, &charge);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_depth++;
+  result = AQ_REAL(cuMemAllocManaged)(&pointer, bytes, flags);
+  aq_depth--;
+  result = settle(result, &here, &charge, pointer);
+  if (result == CUDA_SUCCESS)
+    *dptr = pointer;
+  return result;
+}
+
+/* Rows are padded by the driver: the charge follows what it answers. */
+static CUresult correct_pitch(CUresult result, struct aq_charge *charge, CUdeviceptr pointer, size_t pitch,
+                              size_t height) {
+  uint64_t exact;
+  if (result != CUDA_SUCCESS || !charge->share)
+    return result;
+  if (__builtin_mul_overflow(pitch, height, &exact))
+    exact = UINT64_MAX;
+  if (exact <= charge->bytes || aq_reserve_more(charge, exact - charge->bytes))
+    return CUDA_SUCCESS;
+  return undo(pointer);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height,
+                            unsigned int element) {
+  struct aq_here here;
+  struct aq_charge charge;
+  CUdeviceptr pointer = 0;
+  size_t row = 0;
+  uint64_t least;
+  if (!AQ_REAL(cuMemAllocPitch_v2))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !dptr || !pitch)
+    return AQ_REAL(cuMemAllocPitch_v2)(dptr, pitch, width, height, element);
+  if (__builtin_mul_overflow(width, height, &least))
+    least = UINT64_MAX;
+  CUresult result = begin(least, &here, &charge);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_depth++;
+  result = AQ_REAL(cuMemAllocPitch_v2)(&pointer, &row, width, height, element);
+  aq_depth--;
+  result = correct_pitch(result, &charge, pointer, row, height);
+  result = settle(result, &here, &charge, pointer);
+  if (result != CUDA_SUCCESS)
+    return result;
+  *dptr = pointer;
+  *pitch = row;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned int width, unsigned int height,
+                         unsigned int element) {
+  struct aq_here here;
+  struct aq_charge charge;
+  CUdeviceptr_v1 pointer = 0;
+  unsigned int row = 0;
+  if (!AQ_REAL(cuMemAllocPitch))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !dptr || !pitch)
+    return AQ_REAL(cuMemAllocPitch)(dptr, pitch, width, height, element);
+  CUresult result = begin((uint64_t)width * height, &here, &charge);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_depth++;
+  result = AQ_REAL(cuMemAllocPitch)(&pointer, &row, width, height, element);
+  aq_depth--;
+  result = correct_pitch(result, &charge, pointer, row, height);
+  result = settle(result, &here, &charge, pointer);
+  if (result != CUDA_SUCCESS)
+    return result;
+  *dptr = pointer;
+  *pitch = row;
+  return CUDA_SUCCESS;
+}
+
+/* A pointer that is not on record goes to the driver, and its answer comes back unchanged. */
+static bool taken_out(CUdeviceptr pointer, struct aq_freed *freed) {
+  return aq_depth == 0 && aq_is_ready() && aq_free_begin(pointer, freed);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr dptr) {
+  struct aq_freed freed;
+  if (!AQ_REAL(cuMemFree_v2))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (!taken_out(dptr, &freed))
+    return AQ_REAL(cuMemFree_v2)(dptr);
+  aq_depth++;
+  CUresult result = AQ_REAL(cuMemFree_v2)(dptr);
+  aq_depth--;
+  aq_free_end(&freed, result == CUDA_SUCCESS);
+  return result;
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 dptr) {
+  struct aq_freed freed;
+  if (!AQ_REAL(cuMemFree))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (!taken_out(dptr, &freed))
+    return AQ_REAL(cuMemFree)(dptr);
+  aq_depth++;
+  CUresult result = AQ_REAL(cuMemFree)(dptr);
+  aq_depth--;
+  aq_free_end(&freed, result == CUDA_SUCCESS);
+  return result;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
+  struct aq_freed freed;
+  if (!AQ_REAL(cuMemFreeAsync))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (!taken_out(dptr, &freed))
+    return AQ_REAL(cuMemFreeAsync)(dptr, stream);
+  aq_depth++;
+  CUresult result = AQ_REAL(cuMemFreeAsync)(dptr, stream);
+  aq_depth--;
+  aq_free_end(&freed, result == CUDA_SUCCESS);
+  return result;
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) {
+  struct aq_freed freed;
+  if (!AQ_REAL(cuMemFreeAsync_ptsz))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (!taken_out(dptr, &freed))
+    return AQ_REAL(cuMemFreeAsync_ptsz)(dptr, stream);
+  aq_depth++;
+  CUresult result = AQ_REAL(cuMemFreeAsync_ptsz)(dptr, stream);
+  aq_depth--;
+  aq_free_end(&freed, result == CUDA_SUCCESS);
+  return result;
+}

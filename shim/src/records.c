@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sharded open-addressing tables with linear probing and backward-shift deletion: no
+ * tombstones, cost flat in the number of live records. Memory comes from mmap, so that a
+ * program's allocator is never entered from a hook.
+ */
+#include "records.h"
+
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { SHARD_BITS = 6, SHARDS = 1 << SHARD_BITS, FIRST_CAPACITY = 128, SPINS = 200 };
+
+struct shard {
+  unsigned char locked;
+  uint32_t count;
+  uint32_t capacity; /* a power of two, or 0 */
+  struct aq_record *records;
+  uint64_t total[AQ_MAX_SHARES];
+} __attribute__((aligned(64)));
+
+static struct shard shards[SHARDS];
+
+static uint64_t hash_of(uint64_t key) {
+  return (key >> 8 ^ key) * 0x9e3779b97f4a7c15ULL;
+}
+
+static struct shard *shard_of(uint64_t hash) {
+  return &shards[hash >> (64 - SHARD_BITS)];
+}
+
+static uint32_t home(const struct shard *shard, uint64_t hash) {
+  return (uint32_t)(hash >> 24) & (shard->capacity - 1);
+}
+
+static void lock(struct shard *shard) {
+  for (unsigned spins = 0; __atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE); spins++)
+    if (spins > SPINS)
+      sched_yield();
+}
+
+static void unlock(struct shard *shard) {
+  __atomic_store_n(&shard->locked, 0, __ATOMIC_RELEASE);
+}
+
+/* Where `key` is, or would be put, in a shard that has a table. */
+static struct aq_record *place(const struct shard *shard, uint64_t key, uint64_t hash) {
+  uint32_t i = home(shard, hash);
+  while (shard->records[i].key != key && shard->records[i].key != 0)
+    i = (i + 1) & (shard->capacity - 1);
+  return &shard->records[i];
+}
+
+static void erase(struct shard *shard, uint32_t hole) {
+  uint32_t mask = shard->capacity - 1;
+  shard->count--;
+  for (uint32_t i = (hole + 1) & mask; shard->records[i].key != 0; i = (i + 1) & mask) {
+    uint32_t wanted = home(shard, hash_of(shard->records[i].key));
+    if (((i - wanted) & mask) < ((i - hole) & mask))
+      continue; /* its home lies behind the hole */
+    shard->records[hole] = shard->records[i];
+    hole = i;
+  }
+  shard->records[hole].key = 0;
+}
+
+static bool grow(struct shard *shard) {
+  uint32_t old_capacity = shard->capacity;
+  struct aq_record *old = shard->records;
+  uint32_t capacity = old_capacity ? old_capacity * 2 : FIRST_CAPACITY;
+  void *fresh =
+      mmap(NULL, capacity * sizeof(*old), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (fresh == MAP_FAILED)
+    return false;
+  shard->records = fresh;
+  shard->capacity = capacity;
+  for (uint32_t i = 0; i < old_capacity; i++)
+    if (old[i].key != 0)
+      *place(shard, old[i].key, hash_of(old[i].key)) = old[i];
+  if (old)
+    munmap(old, old_capacity * sizeof(*old));
+  return true;
+}
+
+bool aq_records_take(const struct aq_share *shares, uint64_t key, struct aq_record *record,
+                     uint64_t *generation) {
+  uint64_t hash = hash_of(key);
+  struct shard *shard = shard_of(hash);
+  lock(shard);
+  struct aq_record *found = shard->capacity ? place(shard, key, hash) : NULL;
+  bool taken = found && found->key != 0;
+  if (taken) {
+    *record = *found;
+    *generation = shares[found->share].generation;
+    shard->total[found->share] -= found->bytes;
+    erase(shard, (uint32_t)(found - shard->records));
+  }
+  unlock(shard);
+  return taken;
+}
+
+/* Room for one more, at most three quarters full. */
+static bool has_room(struct shard *shard) {
+  return (shard->count + 1) * 4 <= shard->capacity * 3 || grow(shard);
+}
+
+bool aq_records_put(const struct aq_share *shares, const struct aq_record *record, struct aq_record *replaced,
+                    uint64_t *generation) {
+  uint64_t hash = hash_of(record->key);
+  struct shard *shard = shard_of(hash);
+  replaced->bytes = 0;
+  lock(shard);
+  bool stored = has_room(shard);
+  if (stored) {
+    struct aq_record *at = place(shard, record->key, hash);
+    if (at->key == 0) {
+      shard->count++;
+    } else {
+      *replaced = *at;
+      shard->total[at->share] -= at->bytes;
+    }
+    *at = *record;
+    shard->total[record->share] += record->bytes;
+  }
+  *generation = shares[record->share].generation;
+  unlock(shard);
+  return stored;
+}
+
+uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context) {
+  uint64_t bytes = 0;
+  for (struct shard *shard = shards; shard < shards + SHARDS; shard++) {
+    lock(shard);
+    for (uint32_t i = 0; i < shard->capacity;) {
+      struct aq_record *record = &shard->records[i];
+      if (record->key == 0 || record->context != context || record->share != share->index) {
+        i++;
+        continue;
+      }
+      bytes += record->bytes;
+      shard->total[share->index] -= record->bytes;
+      erase(shard, i); /* may move another record here: look again */
+    }
+    unlock(shard);
+  }
+  return bytes;
+}
+
+void aq_records_lock_all(void) {
+  for (int i = 0; i < SHARDS; i++)
+    lock(&shards[i]);
+}
+
+void aq_records_unlock_all(void) {
+  for (int i = SHARDS; i-- > 0;)
+    unlock(&shards[i]);
+}
+
+uint64_t aq_records_total(unsigned share) {
+  uint64_t total = 0;
+  for (int i = 0; i < SHARDS; i++)
+    total += shards[i].total[share];
+  return total;
+}
+
+void aq_records_reset(void) {
+  for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
+    if (shard->records)
+      munmap(shard->records, shard->capacity * sizeof(*shard->records));
+  memset(shards, 0, sizeof(shards));
+}

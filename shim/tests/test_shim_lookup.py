@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way to a symbol leads to a hook, or to exactly what the driver would have given."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from shim.tests import shares
+from shim.tests.conftest import Clients
+from shim.tests.probe import NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS, Probe
+from shim.tests.sandbox import MIB, SHIM, SIM, Sandbox
+
+Start = Callable[..., Probe]
+LIMIT: Final = 512 * MIB
+
+
+@pytest.fixture
+def share(node: Sandbox) -> Path:
+    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["handle", "handle-lazy", "default", "default-without-driver", "next", "dlvsym", "libc-dlsym",
+     "proc-address", "proc-address-11", "namespace"],
+)  # fmt: skip
+def test_way_to_a_symbol(node: Sandbox, share: Path, clients: Clients, way: str) -> None:
+    out = node.run(clients.build("ways", "-ldl"), way).stdout
+    assert out == f"{SHIM} {OUT_OF_MEMORY}\n"
+
+
+@pytest.mark.parametrize("bind", ["now", "lazy"])
+@pytest.mark.parametrize("way", ["plugin", "plugin-deepbind"])
+def test_plugin_linked_against_the_driver(
+    node: Sandbox, share: Path, clients: Clients, way: str, bind: str
+) -> None:
+    plugin = clients.plugin(f"plugin-{bind}.so", f"-Wl,-z,{bind}", source="plugin.c")
+    out = node.run(clients.build("ways", "-ldl"), way, plugin).stdout
+    assert out == f"{SHIM} {OUT_OF_MEMORY}\n"
+
+
+@pytest.mark.parametrize("bind", ["now", "lazy"])
+def test_second_copy_in_a_new_namespace_is_harmless(
+    node: Sandbox, share: Path, clients: Clients, bind: str
+) -> None:
+    plugin = clients.plugin(f"plugin-{bind}.so", f"-Wl,-z,{bind}", source="plugin.c")
+    out = node.run(clients.build("ways", "-ldl"), "plugin-namespace", plugin).stdout
+    assert out.split()[1] == str(NOT_PERMITTED)
+
+
+def test_second_copy_from_another_file_is_harmless(
+    node: Sandbox, share: Path, clients: Clients, tmp_path: Path, start: Start
+) -> None:
+    copy = tmp_path / "copy.so"
+    copy.write_bytes((SIM / "libcuda.so.1").read_bytes())
+    probe = start(node, libraries=("libcuda.so.1",))
+    probe.begin()
+    other = start(node, libraries=(str(copy), "libcuda.so.1"))
+    assert other.call("cuInit", 0).result == SUCCESS, "the first copy is the driver, whatever its name"
+    assert other.alloc(LIMIT + 1)[0] != SUCCESS
+    out = node.run(clients.build("copies", "-ldl", source="copies.c"), "libcuda.so.1", str(copy)).stdout
+    assert out.split() == ["0", str(NOT_PERMITTED)]
+
+
+def test_linked_program(node: Sandbox, share: Path, clients: Clients) -> None:
+    assert node.run(clients.linked("linked")).stdout == f"{OUT_OF_MEMORY}\n"
+
+
+@pytest.mark.parametrize("separate", ["separate-code", "noseparate-code"])
+def test_driver_by_an_old_linker_whose_table_lies_beside_code(
+    node: Sandbox, share: Path, clients: Clients, tmp_path: Path, separate: str
+) -> None:
+    """Its table is left alone; exports and dlsym still lead to the hooks."""
+    folder = tmp_path / separate
+    folder.mkdir()
+    objects = [str(path) for path in sorted((SIM / "obj").glob("*.o"))]
+    wanted = [path for path in objects if not Path(path).stem.startswith(("nvml", "tool"))]
+    subprocess.run(
+        ["cc", "-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-z,{separate}", "-Wl,-soname,libcuda.so.1",
+         "-o", str(folder / "libcuda.so.1"), *wanted],
+        check=True, timeout=60,
+    )  # fmt: skip
+    env = node.environment() | {"LD_LIBRARY_PATH": f"{folder}:{SIM}"}
+    for way in ("handle", "default", "next", "proc-address"):
+        out = node.run(clients.build("ways", "-ldl"), way, env=env).stdout
+        assert out == f"{SHIM} {OUT_OF_MEMORY}\n", way
+    assert node.run(clients.linked("linked"), env=env).stdout == f"{OUT_OF_MEMORY}\n"
+
+
+@pytest.mark.parametrize("order", ["shim-first", "shim-last"])
+def test_another_preload_beside_ours(node: Sandbox, share: Path, clients: Clients, order: str) -> None:
+    neighbour = clients.build("neighbour.so", "-shared", "-fPIC", "-ldl", source="neighbour.c")
+    node.preload = (str(SHIM), neighbour) if order == "shim-first" else (neighbour, str(SHIM))
+    for way in ("handle", "default", "next", "proc-address"):
+        done = node.run(clients.build("ways", "-ldl"), way)
+        assert done.stdout.split()[1] == str(OUT_OF_MEMORY), way
+        _, _, allocations, recursion = done.stderr.split("\n")[-2].split()
+        assert recursion == "0", "nobody gets itself as the next"
+        if order == "shim-last" and way == "default":
+            assert allocations == "1", "passed once on the way to us"
+    done = node.run(clients.linked("linked"))
+    assert done.stdout == f"{OUT_OF_MEMORY}\n"
+
+
+_NAMES: Final = (
+    "cuMemAlloc", "cuMemFree", "cuCtxCreate", "cuMemAllocAsync", "cuMemGetInfo", "cuDeviceTotalMem",
+    "cuLaunchKernel", "cuMemcpyHtoD", "cuGetProcAddress", "cuGraphAddNode", "cuNoSuchThing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("symbol", ["cuGetProcAddress", "cuGetProcAddress_v2"])
+def test_proc_address_of_all_versions_and_flags(
+    node: Sandbox, share: Path, start: Start, symbol: str
+) -> None:
+    """The driver chooses; only the address is ours. What it lacks, we lack."""
+    probe, bare = start(node), start(node, bare=True)
+    status = ("&11",) if symbol.endswith("_v2") else ()
+    for name in _NAMES:
+        for version in (2000, 3010, 3020, 4000, 7000, 11020, 11030, 11040, 12000, 12050, 13000):
+            for flags in (0, 1, 2):
+                answers = []
+                for one in (probe, bare):
+                    one.reset(10)
+                    one.reset(11)
+                    answers.append(one.call(symbol, f"={name}", "&10", version, flags, *status))
+                ours, theirs = answers
+                where = f"{name} {version} {flags}"
+                assert ours.result == theirs.result, where
+                assert ours.cells.get(11) == theirs.cells.get(11), where
+                assert (ours.cells.get(10) in (None, 0)) == (theirs.cells.get(10) in (None, 0)), where
+
+
+def test_missing_symbols_stay_missing(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    assert probe.command("cuNoSuchThing 1") == "missing"
+    assert probe.command("nvmlNoSuchThing 1") == "missing"
+
+
+def test_program_without_a_driver_hears_that_there_is_none(node: Sandbox, share: Path, start: Start) -> None:
+    env = node.environment() | {"LD_LIBRARY_PATH": "/nonexistent"}
+    probe = start(node, libraries=(str(SHIM),), env=env)
+    assert probe.call("cuInit", 0).result == 100
+    assert probe.call("nvmlInit_v2").result == 12
+    assert probe.alloc(1)[0] != SUCCESS

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory is held to the byte; the simulated driver's own books decide."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aliquot_agent import region
+from shim.tests import shares
+from shim.tests.probe import (
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    UNSUPPORTED_LIMIT,
+    Probe,
+)
+from shim.tests.sandbox import MIB, Sandbox
+
+Start = Callable[..., Probe]
+LIMIT = 512 * MIB
+
+
+def gpu(node: Sandbox, index: int = 0) -> str:
+    return str(node.books()["gpus"][index]["uuid"])
+
+
+def context_cost(node: Sandbox) -> int:
+    return int(node.books()["gpus"][0]["context"])
+
+
+def requested(node: Sandbox) -> tuple[int, int]:
+    """Explicit allocations of the container by the driver's books: now, and at their peak."""
+    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
+    return int(group["requested"]), int(group["requested_peak"])
+
+
+@pytest.fixture
+def share(node: Sandbox) -> Path:
+    return shares.make(node, gpu=gpu(node), limit=LIMIT)
+
+
+def test_last_byte_fits_and_the_next_does_not(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    first = probe.alloc(LIMIT - 1)
+    assert first[0] == SUCCESS
+    assert probe.alloc(2) == (OUT_OF_MEMORY, 0)
+    assert probe.alloc(1)[0] == SUCCESS
+    assert probe.alloc(1) == (OUT_OF_MEMORY, 0)
+    assert requested(node) == (LIMIT, LIMIT)
+    assert probe.free(first[1]) == SUCCESS
+    assert probe.alloc(LIMIT - 1)[0] == SUCCESS, "goes on after a refusal"
+    assert shares.usage(share).denied == 2
+
+
+def test_processes_of_a_share_have_one_limit_together(node: Sandbox, share: Path, start: Start) -> None:
+    one, two = start(node), start(node)
+    one.begin()
+    two.begin()
+    assert one.alloc(300 * MIB)[0] == SUCCESS
+    assert two.alloc(212 * MIB + 1)[0] == OUT_OF_MEMORY
+    assert two.alloc(212 * MIB)[0] == SUCCESS
+    assert one.alloc(1)[0] == OUT_OF_MEMORY
+    assert requested(node) == (LIMIT, LIMIT)
+
+
+def test_pitch_counts_padded_rows(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    probe.reset(4)
+    cells = probe.ok("cuMemAllocPitch_v2", "&4", "&5", 1000, 1 << 10, 4).cells
+    pitch = cells[5]
+    assert pitch > 1000
+    assert shares.usage(share).used_bytes == pitch << 10 == requested(node)[0]
+    assert probe.alloc(LIMIT - (pitch << 10))[0] == SUCCESS
+    assert probe.free(cells[4]) == SUCCESS
+    assert shares.usage(share).used_bytes == requested(node)[0]
+
+
+def test_pitch_that_only_pads_past_the_limit_is_refused(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    rows = LIMIT // 1000
+    answer = probe.call("cuMemAllocPitch_v2", "&4", "&5", 1000, rows, 4)
+    assert (answer.result, answer.cells) == (OUT_OF_MEMORY, {})
+    assert shares.usage(share).used_bytes == 0 == requested(node)[0]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "arguments"),
+    [
+        pytest.param("cuMemAlloc", ("&4", 8 * MIB), id="32-bit"),
+        pytest.param("cuMemAllocManaged", ("&4", 8 * MIB, 1), id="managed"),
+        pytest.param("cuMemAllocPitch", ("&4", "&5", 512, 16384, 4), id="pitch-32-bit"),
+    ],
+)
+def test_other_families_count_in_full(
+    node: Sandbox, share: Path, start: Start, symbol: str, arguments: tuple[int | str, ...]
+) -> None:
+    probe = start(node)
+    probe.begin()
+    cells = probe.ok(symbol, *arguments).cells
+    assert shares.usage(share).used_bytes == 8 * MIB == requested(node)[0]
+    assert probe.alloc(LIMIT - 8 * MIB + 1)[0] == OUT_OF_MEMORY
+    assert probe.free(cells[4] & 0xFFFFFFFF if symbol != "cuMemAllocManaged" else cells[4]) == SUCCESS
+    assert shares.usage(share).used_bytes == 0 == requested(node)[0]
+
+
+def test_context_is_reserved_at_its_estimate_before_it_is_made(node: Sandbox, start: Start) -> None:
+    cost = context_cost(node)
+    share = shares.make(node, gpu=gpu(node), limit=cost * 2 - 1, estimate=cost)
+    probe = start(node)
+    probe.begin()
+    assert shares.usage(share).used_bytes == cost
+    assert probe.call("cuCtxCreate_v2", "&6", 0, 0).result == OUT_OF_MEMORY
+    assert probe.alloc(cost - 1)[0] == SUCCESS
+    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+    other = start(node)
+    other.ok("cuInit", 0)
+    refused = other.call("cuDevicePrimaryCtxRetain", "&0", 0)
+    assert (refused.result, refused.cells) == (OUT_OF_MEMORY, {})
+
+
+@pytest.mark.parametrize("version", ["cuCtxCreate", "cuCtxCreate_v2"])
+@pytest.mark.parametrize("destroy", ["cuCtxDestroy", "cuCtxDestroy_v2"])
+def test_context_takes_its_memory_along(node: Sandbox, start: Start, version: str, destroy: str) -> None:
+    cost = context_cost(node)
+    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=cost)
+    probe = start(node)
+    probe.ok("cuInit", 0)
+    context = probe.ok(version, "&6", 0, 0).cells[6]
+    assert probe.alloc(100 * MIB)[0] == SUCCESS
+    assert shares.usage(share).used_bytes == cost + 100 * MIB
+    probe.ok(destroy, context)
+    assert shares.usage(share).used_bytes == 0
+    assert node.books()["gpus"][0]["used"] == 0
+
+
+@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"])
+def test_primary_context_ends_with_its_last_release(node: Sandbox, start: Start, end: str) -> None:
+    cost = context_cost(node)
+    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=cost)
+    probe = start(node)
+    probe.begin()
+    probe.ok("cuDevicePrimaryCtxRetain", "&7", 0)
+    assert probe.alloc(10 * MIB)[0] == SUCCESS
+    probe.ok(end, 0)
+    assert shares.usage(share).used_bytes == cost + 10 * MIB, "retained once more"
+    probe.ok(end, 0)
+    assert shares.usage(share).used_bytes == 0
+    probe.begin()
+    assert shares.usage(share).used_bytes == cost
+
+
+@pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
+def test_reset_of_the_primary_context_gives_everything_back(node: Sandbox, start: Start, reset: str) -> None:
+    cost = context_cost(node)
+    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=cost)
+    probe = start(node)
+    probe.begin()
+    assert probe.alloc(10 * MIB)[0] == SUCCESS
+    probe.ok(reset, 0)
+    assert shares.usage(share).used_bytes == 0 == node.books()["gpus"][0]["used"]
+    probe.begin()
+    assert shares.usage(share).used_bytes == cost
+
+
+def test_measured_overhead_replaces_the_estimate(node: Sandbox, start: Start) -> None:
+    cost = context_cost(node)
+    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=100 * MIB)
+    probe = start(node)
+    probe.begin()
+    probe.alloc(10 * MIB)
+    slot = region.LEDGER_HEADER_SIZE
+    shares.poke_mapped(share, "ledger", slot + region.SlotLayout.overhead_bytes.offset, cost)
+    shares.poke_mapped(share, "ledger", slot + region.SlotLayout.measured_contexts.offset, 1)
+    assert probe.info()[0] == 2048 * MIB - 10 * MIB - cost
+    probe.ok("cuCtxCreate_v2", "&6", 0, 0)
+    assert probe.info()[0] == 2048 * MIB - 10 * MIB - cost - 100 * MIB, "a context since then: its estimate"
+
+
+def test_floor_is_the_least_that_counts(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    shares.poke_mapped(share, "quota", region.QuotaLayout.floor_bytes.offset, 500 * MIB)
+    assert probe.info()[0] == 12 * MIB
+    shares.poke_mapped(share, "quota", region.QuotaLayout.floor_bytes.offset, LIMIT + 1)
+    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+    assert probe.info()[0] == 0
+
+
+def test_resize_is_seen_by_the_next_call(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    assert probe.alloc(LIMIT)[0] == SUCCESS
+    shares.resize(share, 2 * LIMIT)
+    assert probe.info() == (LIMIT, 2 * LIMIT)
+    assert probe.alloc(LIMIT)[0] == SUCCESS
+    shares.resize(share, LIMIT)
+    assert probe.info() == (0, LIMIT), "below what is in use: nothing free, no error"
+    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+
+
+def test_view_is_the_lesser_of_share_and_gpu(node: Sandbox, start: Start) -> None:
+    share = shares.make(node, gpu=gpu(node), limit=1 << 45)
+    probe, bare = start(node), start(node, bare=True)
+    probe.begin()
+    bare.begin()
+    assert probe.info() == bare.info()
+    total = bare.ok("cuDeviceTotalMem_v2", "&8", 0).cells[8]
+    assert probe.ok("cuDeviceTotalMem_v2", "&8", 0).cells[8] == total
+    shares.resize(share, LIMIT)
+    probe.reset(8)
+    assert probe.ok("cuDeviceTotalMem_v2", "&8", 0).cells[8] == LIMIT
+
+
+def test_info_takes_a_null_pointer_for_either(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    assert probe.ok("cuMemGetInfo_v2", 0, "&3").cells == {3: LIMIT}
+    assert probe.ok("cuMemGetInfo_v2", "&2", 0).cells == {2: LIMIT}
+
+
+def test_neighbours_on_the_gpu_are_seen_as_used(node: Sandbox, tmp_path: Path, start: Start) -> None:
+    shares.make(node, gpu=gpu(node), limit=1 << 45)
+    probe, bare = start(node), start(node, bare=True)
+    probe.begin()
+    bare.begin()
+    before = probe.info()[0]
+    assert bare.alloc(64 * MIB)[0] == SUCCESS
+    assert probe.info()[0] == before - 64 * MIB
+
+
+UNACCOUNTED = [
+    ("cuMemAllocAsync", ("&9", 4096, 0)),
+    ("cuMemAllocAsync_ptsz", ("&9", 4096, 0)),
+    ("cuMemAllocFromPoolAsync", ("&9", 4096, 0, 0)),
+    ("cuMemPoolCreate", ("&9", "&20")),
+    ("cuMemCreate", ("&9", 2 * MIB, "&20", 0)),
+    ("cuMulticastCreate", ("&9", "&20")),
+    ("cuArrayCreate_v2", ("&9", "&20")),
+    ("cuArray3DCreate_v2", ("&9", "&20")),
+    ("cuMipmappedArrayCreate", ("&9", "&20", 1)),
+    ("cuGraphAddMemAllocNode", ("&9", 0, 0, 0, "&20")),
+    ("cuGreenCtxCreate", ("&9", 0, 0, 0)),
+    ("cuCtxAttach", ("&9", 0)),
+]
+
+
+@pytest.mark.parametrize(("symbol", "arguments"), UNACCOUNTED, ids=[name for name, _ in UNACCOUNTED])
+def test_what_is_not_accounted_is_refused_under_a_limit(
+    node: Sandbox, share: Path, start: Start, symbol: str, arguments: tuple[int | str, ...]
+) -> None:
+    probe = start(node)
+    probe.begin()
+    answer = probe.call(symbol, *arguments)
+    assert (answer.result, answer.cells) == (NOT_SUPPORTED, {})
+
+
+def test_graph_node_that_allocates_is_refused_others_are_not(
+    node: Sandbox, share: Path, start: Start
+) -> None:
+    probe, bare = start(node), start(node, bare=True)
+    for one in (probe, bare):
+        one.begin()
+        for cell in range(30, 64):
+            one.command(f"!set {cell} 0")
+    probe.command("!set 30 10")  # CU_GRAPH_NODE_TYPE_MEM_ALLOC
+    assert probe.call("cuGraphAddNode", "&9", 0, 0, 0, "&30").result == NOT_SUPPORTED
+    assert probe.call("cuGraphAddNode_v2", "&9", 0, 0, 0, 0, "&30").result == NOT_SUPPORTED
+    probe.command("!set 30 5")  # CU_GRAPH_NODE_TYPE_EMPTY
+    bare.command("!set 30 5")
+    call = ("cuGraphAddNode", "&9", 0, 0, 0, "&30")
+    assert probe.call(*call).result == bare.call(*call).result
+
+
+def test_context_limits_may_not_grow(node: Sandbox, share: Path, start: Start) -> None:
+    probe, bare = start(node), start(node, bare=True)
+    for one in (probe, bare):
+        one.begin()
+    heap = 2  # CU_LIMIT_MALLOC_HEAP_SIZE
+    query = bare.call("cuCtxGetLimit", "&10", heap)
+    if query.result != SUCCESS:
+        assert probe.call("cuCtxSetLimit", heap, 1).result == query.result
+        pytest.skip("the simulated driver has no context limits yet")
+    now = query.cells[10]
+    assert probe.call("cuCtxSetLimit", heap, now + 1).result == UNSUPPORTED_LIMIT
+    assert probe.call("cuCtxSetLimit", heap, now).result == bare.call("cuCtxSetLimit", heap, now).result
+
+
+def test_unlimited_share_is_the_bare_driver_but_for_its_books(node: Sandbox, start: Start) -> None:
+    share = shares.make(node, gpu=gpu(node), limit=0, unlimited=True)
+    probe, bare = start(node), start(node, bare=True)
+    for one in (probe, bare):
+        one.begin()
+    for symbol, arguments in UNACCOUNTED:
+        assert probe.call(symbol, *arguments).result == bare.call(symbol, *arguments).result, symbol
+    assert probe.info() == bare.info()
+    assert probe.alloc(2048 * MIB)[0] == SUCCESS
+    assert shares.usage(share).used_bytes == 2048 * MIB
+
+
+def test_each_gpu_has_its_own_share(tmp_path: Path, start: Start) -> None:
+    node = Sandbox(folder=tmp_path)
+    node.start_node("l4:2")
+    one = shares.make(node, gpu=gpu(node, 0), limit=256 * MIB, name="a")
+    two = shares.make(node, gpu=gpu(node, 1), limit=128 * MIB, name="b")
+    probe = start(node)
+    probe.begin(1)
+    assert probe.info() == (128 * MIB, 128 * MIB)
+    assert probe.alloc(128 * MIB)[0] == SUCCESS
+    probe.begin(0)
+    assert probe.info() == (256 * MIB, 256 * MIB)
+    assert probe.alloc(200 * MIB)[0] == SUCCESS
+    assert (shares.usage(one).used_bytes, shares.usage(two).used_bytes) == (200 * MIB, 128 * MIB)
+
+
+@pytest.mark.parametrize("visible", ["1", "{uuid}"])
+def test_share_follows_the_uuid_not_the_ordinal(tmp_path: Path, start: Start, visible: str) -> None:
+    node = Sandbox(folder=tmp_path)
+    node.start_node("l4:2")
+    shares.make(node, gpu=gpu(node, 0), limit=256 * MIB, name="a")
+    shares.make(node, gpu=gpu(node, 1), limit=128 * MIB, name="b")
+    environment = node.environment() | {"CUDA_VISIBLE_DEVICES": visible.format(uuid=gpu(node, 1))}
+    probe = start(node, env=environment)
+    probe.begin(0)
+    assert probe.info() == (128 * MIB, 128 * MIB)
+
+
+def test_many_live_allocations_are_all_accounted(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    pointers = [probe.alloc(4096)[1] for _ in range(3000)]
+    assert shares.usage(share).used_bytes == 3000 * 4096 == requested(node)[0]
+    assert all(probe.free(pointer) == SUCCESS for pointer in pointers[::2])
+    assert shares.usage(share).used_bytes == 1500 * 4096 == requested(node)[0]
+    assert probe.free(pointers[0]) == INVALID_VALUE, "freed already"
+    assert shares.usage(share).used_bytes == 1500 * 4096
