@@ -103,7 +103,7 @@ cluster-down: setup ## Remove it
 	@$(STEP) "remove cluster" $(CLUSTER) down
 
 lock: ## Resolve the dependency ranges of pyproject.toml again (needs uv)
-	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --group dev --upgrade \
+	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --extra sim --group dev --upgrade \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -q -o requirements.lock
 	for part in webhook agent; do uv pip compile pyproject.toml --extra $$part -c requirements.lock \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -q -o deploy/images/$$part.lock; done
