@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Contexts: primary and made, current per thread. Each costs memory.
+ */
+#include <stdlib.h>
+
+#include "driver.h"
+
+#define DEPTH 64 /* of a thread's stack of current contexts */
+
+/* A stack entry may outlive its context: the serial tells. */
+static _Thread_local struct {
+  struct {
+    CUcontext context;
+    uint64_t serial;
+  } entry[DEPTH];
+  unsigned depth;
+} current;
+
+static bool is_known(CUcontext wanted) {
+  for (CUcontext context = driver.contexts; context; context = context->next) {
+    if (context == wanted) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool context_is_live(CUcontext context) {
+  return context && is_known(context) && context->serial != 0;
+}
+
+CUresult context_current(CUcontext *context) {
+  if (current.depth == 0) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  CUcontext top = current.entry[current.depth - 1].context;
+  if (top->serial != current.entry[current.depth - 1].serial) {
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
+  *context = top;
+  return CUDA_SUCCESS;
+}
+
+static bool push(CUcontext context) {
+  if (current.depth == DEPTH) {
+    return false;
+  }
+  current.entry[current.depth].context = context;
+  current.entry[current.depth].serial = context->serial;
+  current.depth++;
+  return true;
+}
+
+static uint32_t live_on(uint32_t gpu) {
+  uint32_t count = 0;
+  for (CUcontext context = driver.contexts; context; context = context->next) {
+    count += context->serial != 0 && context->gpu == gpu;
+  }
+  return count;
+}
+
+static CUcontext free_object(void) {
+  for (CUcontext context = driver.contexts; context; context = context->next) {
+    if (context->serial == 0) {
+      return context;
+    }
+  }
+  CUcontext context = calloc(1, sizeof *context);
+  if (context) {
+    context->next = driver.contexts;
+    driver.contexts = context;
+  }
+  return context;
+}
+
+static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext *created) {
+  uint32_t gpu = driver.gpu[device];
+  struct books_delta cost = {.pages = (int64_t)driver_gpu(device)->context_bytes};
+  CUcontext context = free_object();
+  if (!context || !books_change(&driver.books, gpu, cost)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  context->serial = ++driver.serial;
+  context->device = (unsigned)device;
+  context->gpu = gpu;
+  context->primary = primary;
+  context->flags = flags;
+  books_set_contexts(&driver.books, gpu, live_on(gpu));
+  *created = context;
+  return CUDA_SUCCESS;
+}
+
+static void destroy(CUcontext context) {
+  memory_forget(context);
+  books_change(&driver.books, context->gpu,
+               (struct books_delta){.pages = -(int64_t)driver_gpu((CUdevice)context->device)->context_bytes});
+  context->serial = 0;
+  books_set_contexts(&driver.books, context->gpu, live_on(context->gpu));
+}
+
+/* --- primary contexts --- */
+
+static CUresult enter_device(CUdevice device) {
+  CUresult result = driver_enter();
+  if (result == CUDA_SUCCESS && !driver_is_device(device)) {
+    return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+  }
+  return result;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
+  CUresult result = enter_device(dev);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!pctx) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  struct primary *primary = &driver.primary[dev];
+  if (!primary->context) {
+    result = create(dev, primary->flags, true, &primary->context);
+  }
+  if (result == CUDA_SUCCESS) {
+    primary->retains++;
+    *pctx = primary->context;
+  }
+  return driver_leave(result);
+}
+
+static CUresult primary_end(CUdevice dev, bool reset) {
+  CUresult result = enter_device(dev);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  struct primary *primary = &driver.primary[dev];
+  if (!reset && primary->retains == 0) {
+    return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+  }
+  primary->retains = reset ? 0 : primary->retains - 1;
+  if (primary->retains == 0 && primary->context) {
+    destroy(primary->context);
+    primary->context = NULL;
+  }
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice dev) {
+  return primary_end(dev, false);
+}
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
+  return primary_end(dev, false);
+}
+CUresult cuDevicePrimaryCtxReset(CUdevice dev) {
+  return primary_end(dev, true);
+}
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
+  return primary_end(dev, true);
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
+  CUresult result = enter_device(dev);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!flags || !active) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  *flags = driver.primary[dev].flags;
+  *active = driver.primary[dev].context != NULL;
+  return driver_leave(CUDA_SUCCESS);
+}
+
+static bool valid_flags(unsigned flags) {
+  return (flags & ~(unsigned)CU_CTX_FLAGS_MASK) == 0 && (flags & CU_CTX_SCHED_MASK) != 3 &&
+         (flags & CU_CTX_SCHED_MASK) <= CU_CTX_SCHED_BLOCKING_SYNC;
+}
+
+static CUresult set_primary_flags(CUdevice dev, unsigned flags) {
+  CUresult result = enter_device(dev);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!valid_flags(flags)) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  driver.primary[dev].flags = flags;
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) {
+  return set_primary_flags(dev, flags);
+}
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
+  return set_primary_flags(dev, flags);
+}
+
+/* --- made contexts --- */
+
+static CUresult make(CUcontext *pctx, unsigned flags, CUdevice dev) {
+  CUresult result = enter_device(dev);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!pctx || !valid_flags(flags)) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  CUcontext context;
+  if (current.depth == DEPTH) {
+    return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+  }
+  result = create(dev, flags, false, &context);
+  if (result == CUDA_SUCCESS) {
+    push(context);
+    *pctx = context;
+  }
+  return driver_leave(result);
+}
+
+CUresult cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev) {
+  return make(pctx, flags, dev);
+}
+CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev) {
+  return make(pctx, flags, dev);
+}
+
+CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
+                        CUdevice dev) {
+  bool affinity = paramsArray && numParams > 0;
+  return affinity ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : make(pctx, flags, dev);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
+                        CUdevice dev) {
+  if (ctxCreateParams && ctxCreateParams->numExecAffinityParams > 0) {
+    return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+  }
+  bool graphics = ctxCreateParams && ctxCreateParams->cigParams;
+  return graphics ? CUDA_ERROR_NOT_SUPPORTED : make(pctx, flags, dev);
+}
+
+static CUresult unmake(CUcontext ctx) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!ctx) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  if (!context_is_live(ctx) || ctx->primary) {
+    return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+  }
+  CUcontext top = NULL;
+  if (context_current(&top) == CUDA_SUCCESS && top == ctx) {
+    current.depth--;
+  }
+  destroy(ctx);
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuCtxDestroy(CUcontext ctx) {
+  return unmake(ctx);
+}
+CUresult cuCtxDestroy_v2(CUcontext ctx) {
+  return unmake(ctx);
+}
+
+/* --- the thread's current context --- */
+
+CUresult cuCtxGetCurrent(CUcontext *pctx) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!pctx) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  CUcontext top = NULL;
+  result = current.depth == 0 ? CUDA_SUCCESS : context_current(&top);
+  if (result == CUDA_SUCCESS) {
+    *pctx = top;
+  }
+  return driver_leave(result);
+}
+
+CUresult cuCtxSetCurrent(CUcontext ctx) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (ctx && !context_is_live(ctx)) {
+    return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+  }
+  if (current.depth > 0) {
+    current.depth--;
+  }
+  if (ctx) {
+    push(ctx);
+  }
+  return driver_leave(CUDA_SUCCESS);
+}
+
+static CUresult push_current(CUcontext ctx) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!ctx) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  if (!context_is_live(ctx)) {
+    return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+  }
+  return driver_leave(push(ctx) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUresult cuCtxPushCurrent(CUcontext ctx) {
+  return push_current(ctx);
+}
+CUresult cuCtxPushCurrent_v2(CUcontext ctx) {
+  return push_current(ctx);
+}
+
+static CUresult pop_current(CUcontext *pctx) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUcontext top;
+  result = context_current(&top);
+  if (result == CUDA_SUCCESS) {
+    current.depth--;
+    if (pctx) {
+      *pctx = top;
+    }
+  }
+  return driver_leave(result);
+}
+
+CUresult cuCtxPopCurrent(CUcontext *pctx) {
+  return pop_current(pctx);
+}
+CUresult cuCtxPopCurrent_v2(CUcontext *pctx) {
+  return pop_current(pctx);
+}
+
+/* Lock the driver and find `given`, or the current context for NULL. */
+static CUresult enter_context(CUcontext given, CUcontext *context) {
+  CUresult result = driver_enter();
+  *context = NULL;
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!given) {
+    result = context_current(context);
+  } else if (context_is_live(given)) {
+    *context = given;
+  } else {
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  }
+  return result == CUDA_SUCCESS ? result : driver_leave(result);
+}
+
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx) {
+  CUcontext context;
+  CUresult result = enter_context(ctx, &context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!device) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  *device = (CUdevice)context->device;
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+  return cuCtxGetDevice_v2(device, NULL);
+}
+
+/* Everything in the simulated GPU is done when the call returns. */
+CUresult cuCtxSynchronize_v2(CUcontext ctx) {
+  CUcontext context;
+  CUresult result = enter_context(ctx, &context);
+  return result == CUDA_SUCCESS ? driver_leave(result) : result;
+}
+
+CUresult cuCtxSynchronize(void) {
+  return cuCtxSynchronize_v2(NULL);
+}
+
+CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version) {
+  CUcontext context;
+  CUresult result = enter_context(ctx, &context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!version) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  *version = 3020; /* what drivers answer for every context of the 64-bit ABI */
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuCtxGetFlags(unsigned int *flags) {
+  CUcontext context;
+  CUresult result = enter_context(NULL, &context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!flags) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  *flags = context->flags;
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuCtxGetId(CUcontext ctx, unsigned long long *ctxId) {
+  CUcontext context;
+  CUresult result = enter_context(ctx, &context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!ctxId) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  *ctxId = context->serial;
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
+  CUcontext context;
+  CUresult result = enter_context(NULL, &context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (leastPriority) {
+    *leastPriority = 0;
+  }
+  if (greatestPriority) {
+    *greatestPriority = -5;
+  }
+  return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the parts of the simulated libcuda share: the process's one driver
+ * object, its lock, and contexts.
+ *
+ * Every entry point that needs the driver starts with driver_enter() and ends
+ * with driver_leave(). Outputs are written on success only.
+ */
+#ifndef SIM_DRIVER_H
+#define SIM_DRIVER_H
+
+/* All ABIs by their exported names, no macros that rename; and what the header declares is exported. */
+#define __CUDA_API_VERSION_INTERNAL
+#pragma GCC visibility push(default)
+#include <cuda.h>
+#pragma GCC visibility pop
+
+#include "books.h"
+
+struct CUctx_st {
+  struct CUctx_st *next;
+  uint64_t serial; /* unique per process; 0 = destroyed, the object waits for its next use */
+  unsigned device; /* ordinal */
+  uint32_t gpu;    /* in the state */
+  bool primary;
+  unsigned flags;
+};
+
+struct primary {
+  CUcontext context; /* NULL = inactive */
+  unsigned retains;
+  unsigned flags;
+};
+
+struct driver {
+  struct books books;
+  unsigned devices;
+  unsigned gpu[SIM_GPUS]; /* of each ordinal */
+  struct primary primary[SIM_GPUS];
+  struct CUctx_st *contexts;
+  uint64_t serial;
+};
+
+extern struct driver driver;
+
+/* Lock the driver. CUDA_ERROR_NOT_INITIALIZED before cuInit and in the child of a fork after it,
+ * CUDA_ERROR_DEINITIALIZED while the process exits; the lock is held only on CUDA_SUCCESS. */
+CUresult driver_enter(void);
+void driver_unlock(void);
+
+static inline CUresult driver_leave(CUresult result) {
+  driver_unlock();
+  return result;
+}
+
+/* All of these want the lock held. */
+bool driver_is_device(CUdevice device);
+const struct sim_gpu *driver_gpu(CUdevice device);
+
+/* Current context of the thread: INVALID_CONTEXT if there is none, CONTEXT_IS_DESTROYED if it is gone. */
+CUresult context_current(CUcontext *context);
+bool context_is_live(CUcontext context);
+
+/* Free all allocations of the context. */
+void memory_forget(CUcontext context);
+
+#endif

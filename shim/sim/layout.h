@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Layout of `state`, the one file in which a simulated node keeps its GPUs'
+ * books. All processes of the node map it; every count in it is either one
+ * meter (meter.h) or has a single writer.
+ *
+ * A slot belongs to the process that holds two locks on the file: a POSIX
+ * record lock on byte SLOT, which readers also translate into a pid of their
+ * own namespace, and an OFD lock on byte SIM_OFD_BASE + SLOT, which hangs on
+ * the mapping and therefore outlives a program that closes all descriptors.
+ */
+#ifndef SIM_LAYOUT_H
+#define SIM_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define SIM_MAGIC    0x314d495351494c41ULL /* "ALIQSIM1" */
+#define SIM_LAYOUT   1U
+#define SIM_GPUS     16U
+#define SIM_SLOTS    2048U /* slot 0 stands for nobody */
+#define SIM_GROUPS   512U  /* group 0 stands for none */
+#define SIM_NAME     64U
+#define SIM_PAGE     (2ULL << 20)
+#define SIM_OFD_BASE (1LL << 40)
+
+/* What a process holds of a GPU is counted twice: the GPU's pages that it takes
+ * (contexts included, allocations rounded up and packed) and the bytes that it
+ * asked for (allocations only). */
+enum sim_measure { SIM_PHYSICAL, SIM_REQUESTED, SIM_MEASURES };
+
+/* The three meters that one operation of a process moves. */
+enum sim_which { SIM_GPU_PHYSICAL, SIM_GROUP_PHYSICAL, SIM_GROUP_REQUESTED, SIM_METERS };
+
+/* used, peak, owner and sequence number of the last writer in one atomic word: meter.h. */
+struct sim_meter {
+  _Alignas(16) volatile uint64_t half[2];
+};
+
+struct sim_gpu {
+  uint8_t uuid[16];
+  uint32_t profile; /* index into sim_profiles */
+  uint32_t pci_bus; /* domain 0, device 0, function 0 */
+  int32_t numa_node;
+  uint32_t minor;
+  uint64_t context_bytes;
+  _Alignas(64) struct sim_meter used; /* bytes, whole pages */
+};
+
+struct sim_group {
+  _Atomic uint64_t key; /* hash of the name; 0 = free; lowest bit set = being emptied */
+  char name[SIM_NAME];
+  char host[SIM_NAME]; /* host name (in a pod: the pod's) of the process that made it */
+  _Alignas(64) struct {
+    _Alignas(64) struct sim_meter measure[SIM_MEASURES];
+  } gpu[SIM_GPUS];
+};
+
+/* An operation: what the slot held before and what it holds once each meter has moved. */
+struct sim_change {
+  uint64_t before[SIM_MEASURES];
+  uint64_t after[SIM_MEASURES];
+};
+
+struct sim_holding {
+  _Atomic uint64_t seq; /* number of the operation begun last: change[seq & 1] */
+  struct sim_change change[2];
+  _Atomic uint32_t done[SIM_METERS]; /* highest number known to have moved the meter, see meter.c */
+  _Atomic uint32_t contexts;
+  _Atomic uint64_t peak[SIM_MEASURES];
+};
+
+struct sim_slot {
+  _Atomic uint64_t life; /* odd = taken, even = free; +1 with each change */
+  _Atomic uint32_t group;
+  _Atomic uint32_t descriptorless; /* its program closed our descriptor: the OFD lock alone decides */
+  uint64_t pid;                    /* in its own pid namespace */
+  uint64_t pidns_inode;
+  uint64_t exec_id;
+  char command[16];
+  _Alignas(64) struct sim_holding holding[SIM_GPUS];
+};
+
+struct sim_state {
+  uint64_t magic;
+  uint32_t layout;
+  uint32_t gpus;
+  uint64_t size;
+  char node[SIM_NAME];
+  _Alignas(64) _Atomic uint32_t slots_used; /* highest slot ever taken; only grows */
+  _Atomic uint32_t serial;                  /* gives a meter without owner a value that was never there */
+  _Atomic uint32_t janitor;                 /* where the next newcomer looks for dead processes */
+  _Alignas(64) struct sim_gpu gpu[SIM_GPUS];
+  struct sim_group group[SIM_GROUPS];
+  struct sim_slot slot[SIM_SLOTS];
+};
+
+#endif

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Device memory: take, give back, report.
+ */
+#include "driver.h"
+#include "profiles.h"
+#include "space.h"
+
+#define GRAIN 512ULL /* small allocations are packed at this step */
+#define PITCH 512ULL
+
+/* From 2 MiB on an allocation has pages of its own, below it shares pages with others of its process. */
+static struct books_delta charge(size_t size) {
+  if (size >= SIM_PAGE) {
+    return (struct books_delta){.pages = (int64_t)((size + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE),
+                                .requested = (int64_t)size};
+  }
+  return (struct books_delta){.packed = (int64_t)((size + GRAIN - 1) / GRAIN * GRAIN),
+                              .requested = (int64_t)size};
+}
+
+static struct books_delta refund(size_t size) {
+  struct books_delta delta = charge(size);
+  return (struct books_delta){.pages = -delta.pages, .packed = -delta.packed, .requested = -delta.requested};
+}
+
+static CUresult allocate(size_t size, bool low, struct space_block **taken) {
+  CUcontext context;
+  CUresult result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (size > profile_capacity(driver_gpu((CUdevice)context->device)->profile)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  struct space_block *block = space_take(size, low);
+  if (!block) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (!books_change(&driver.books, context->gpu, charge(size))) {
+    space_give(block);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  block->owner = context;
+  *taken = block;
+  return CUDA_SUCCESS;
+}
+
+static void release(struct space_block *block) {
+  CUcontext context = block->owner;
+  books_change(&driver.books, context->gpu, refund(block->size));
+  space_give(block);
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!dptr || bytesize == 0) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  struct space_block *block;
+  result = allocate(bytesize, false, &block);
+  if (result == CUDA_SUCCESS) {
+    *dptr = block->address;
+  }
+  return driver_leave(result);
+}
+
+CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!dptr || bytesize == 0) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  struct space_block *block;
+  result = allocate(bytesize, true, &block);
+  if (result == CUDA_SUCCESS) {
+    *dptr = (CUdeviceptr_v1)block->address;
+  }
+  return driver_leave(result);
+}
+
+static CUresult allocate_pitch(size_t width, size_t height, unsigned element, bool low, size_t *pitch,
+                               struct space_block **block) {
+  bool valid_element = element == 4 || element == 8 || element == 16;
+  size_t rounded = (width + PITCH - 1) / PITCH * PITCH;
+  size_t size;
+  if (!valid_element || width == 0 || height == 0 || rounded < width ||
+      __builtin_mul_overflow(rounded, height, &size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUresult result = allocate(size, low, block);
+  if (result == CUDA_SUCCESS) {
+    *pitch = rounded;
+  }
+  return result;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
+                            unsigned int ElementSizeBytes) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!dptr || !pPitch) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  struct space_block *block;
+  size_t pitch;
+  result = allocate_pitch(WidthInBytes, Height, ElementSizeBytes, false, &pitch, &block);
+  if (result == CUDA_SUCCESS) {
+    *dptr = block->address;
+    *pPitch = pitch;
+  }
+  return driver_leave(result);
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
+                         unsigned int Height, unsigned int ElementSizeBytes) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!dptr || !pPitch) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  struct space_block *block;
+  size_t pitch;
+  result = allocate_pitch(WidthInBytes, Height, ElementSizeBytes, true, &pitch, &block);
+  if (result == CUDA_SUCCESS) {
+    *dptr = (CUdeviceptr_v1)block->address;
+    *pPitch = (unsigned)pitch;
+  }
+  return driver_leave(result);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  struct space_block *block;
+  result = allocate(bytesize, false, &block);
+  if (result == CUDA_SUCCESS) {
+    space_back(block, true);
+    *dptr = block->address;
+  }
+  return driver_leave(result);
+}
+
+static CUresult give_back(uintptr_t address) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUcontext context;
+  result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
+  struct space_block *block = space_find(address);
+  if (!block || block->address != address) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  release(block);
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr dptr) {
+  return give_back(dptr);
+}
+CUresult cuMemFree(CUdeviceptr_v1 dptr) {
+  return give_back(dptr);
+}
+
+/* Either pointer may be NULL: OptiX asks like that. */
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUcontext context;
+  result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
+  if (free) {
+    *free = books_free(&driver.books, context->gpu);
+  }
+  if (total) {
+    *total = profile_capacity(driver_gpu((CUdevice)context->device)->profile);
+  }
+  return driver_leave(CUDA_SUCCESS);
+}
+
+static unsigned clamp(size_t bytes) {
+  return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
+}
+
+CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
+  size_t free_bytes;
+  size_t total_bytes;
+  CUresult result = cuMemGetInfo_v2(&free_bytes, &total_bytes);
+  if (result == CUDA_SUCCESS && free) {
+    *free = clamp(free_bytes);
+  }
+  if (result == CUDA_SUCCESS && total) {
+    *total = clamp(total_bytes);
+  }
+  return result;
+}
+
+static CUresult address_range(uintptr_t address, uintptr_t *base, size_t *size) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUcontext context;
+  result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
+  const struct space_block *block = space_find(address);
+  if (!block) {
+    return driver_leave(CUDA_ERROR_NOT_FOUND);
+  }
+  *base = block->address;
+  *size = block->size;
+  return driver_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr) {
+  uintptr_t base;
+  size_t size;
+  CUresult result = address_range(dptr, &base, &size);
+  if (result == CUDA_SUCCESS && pbase) {
+    *pbase = base;
+  }
+  if (result == CUDA_SUCCESS && psize) {
+    *psize = size;
+  }
+  return result;
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdeviceptr_v1 dptr) {
+  uintptr_t base;
+  size_t size;
+  CUresult result = address_range(dptr, &base, &size);
+  if (result == CUDA_SUCCESS && pbase) {
+    *pbase = (CUdeviceptr_v1)base;
+  }
+  if (result == CUDA_SUCCESS && psize) {
+    *psize = clamp(size);
+  }
+  return result;
+}
+
+static void release_if_owned(struct space_block *block, void *context) {
+  if (block->owner == context) {
+    release(block);
+  }
+}
+
+void memory_forget(CUcontext context) {
+  space_each(release_if_owned, context);
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+const char *node_root(void) {
+  const char *root = getenv(SIM_ROOT_ENV);
+  return root && *root ? root : SIM_ROOT_DEFAULT;
+}
+
+static struct identity identify(void) {
+  struct stat ns;
+  struct identity self = {
+      .pid = (uint64_t)getpid(),
+      .pidns_inode = stat("/proc/self/ns/pid", &ns) == 0 ? ns.st_ino : 0,
+  };
+  const void *random = (const void *)getauxval(AT_RANDOM); /* 16 bytes from the kernel, new with each exec */
+  if (random) {
+    memcpy(&self.exec_id, random, sizeof self.exec_id);
+  }
+  return self;
+}
+
+static bool is_state(const struct sim_state *state) {
+  return state->magic == SIM_MAGIC && state->layout == SIM_LAYOUT && state->size == sizeof *state &&
+         state->gpus <= SIM_GPUS;
+}
+
+enum node_error node_open(struct node *node, const char *root) {
+  char path[4096];
+  struct stat file;
+  if ((size_t)snprintf(path, sizeof path, "%s/state", root) >= sizeof path) {
+    return NODE_ABSENT;
+  }
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) {
+    return NODE_ABSENT;
+  }
+  if (fstat(fd, &file) != 0 || (uint64_t)file.st_size != sizeof(struct sim_state)) {
+    close(fd);
+    return NODE_OTHER_LAYOUT;
+  }
+  void *map = mmap(NULL, sizeof(struct sim_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) {
+    close(fd);
+    return NODE_NO_MEMORY;
+  }
+  if (!is_state(map)) {
+    munmap(map, sizeof(struct sim_state));
+    close(fd);
+    return NODE_OTHER_LAYOUT;
+  }
+  *node = (struct node){.state = map, .fd = fd, .self = identify()};
+  return NODE_OK;
+}
+
+void node_uuid_text(const struct sim_gpu *gpu, char text[SIM_UUID_TEXT]) {
+  const uint8_t *b = gpu->uuid;
+  snprintf(text, SIM_UUID_TEXT, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+           b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
+           b[15]);
+}
+
+void node_bus_text(const struct sim_gpu *gpu, char text[SIM_BUS_TEXT]) {
+  snprintf(text, SIM_BUS_TEXT, "00000000:%02X:00.0", gpu->pci_bus & 0xff);
+}
+
+unsigned node_present(const struct sim_state *state, const char *root, unsigned present[SIM_GPUS]) {
+  unsigned count = 0;
+  for (unsigned gpu = 0; gpu < state->gpus; gpu++) {
+    char uuid[SIM_UUID_TEXT];
+    char path[4096];
+    node_uuid_text(&state->gpu[gpu], uuid);
+    int length = snprintf(path, sizeof path, "%s/dev/%s", root, uuid);
+    if (length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0) {
+      present[count++] = gpu;
+    }
+  }
+  return count;
+}
+
+/* Position in `gpus` that one entry of the list means, or -1: an ordinal, or the beginning of one UUID. */
+static int resolve(const struct sim_state *state, const char *entry, size_t length,
+                   const unsigned gpus[SIM_GPUS], unsigned count) {
+  int found = -1;
+  if (length > 4 && strncasecmp(entry, "GPU-", 4) == 0) {
+    for (unsigned i = 0; i < count; i++) {
+      char uuid[SIM_UUID_TEXT];
+      node_uuid_text(&state->gpu[gpus[i]], uuid);
+      if (length < sizeof uuid && strncasecmp(uuid, entry, length) == 0) {
+        if (found >= 0) {
+          return -1; /* the beginning of several */
+        }
+        found = (int)i;
+      }
+    }
+    return found;
+  }
+  unsigned ordinal = 0;
+  for (size_t i = 0; i < length; i++) {
+    if (!isdigit((unsigned char)entry[i]) || ordinal >= SIM_GPUS) {
+      return -1;
+    }
+    ordinal = ordinal * 10 + (unsigned)(entry[i] - '0');
+  }
+  return length > 0 && ordinal < count ? (int)ordinal : -1;
+}
+
+unsigned node_visible(const struct sim_state *state, const char *setting, unsigned gpus[SIM_GPUS],
+                      unsigned count) {
+  if (!setting) {
+    return count;
+  }
+  unsigned chosen[SIM_GPUS];
+  unsigned chosen_count = 0;
+  bool taken[SIM_GPUS] = {false};
+  for (const char *entry = setting; *entry;) {
+    while (*entry == ' ') {
+      entry++;
+    }
+    size_t length = strcspn(entry, ", ");
+    int position = resolve(state, entry, length, gpus, count);
+    /* An invalid entry hides itself and all that follow (CUDA programming guide, "CUDA_VISIBLE_DEVICES"). */
+    if (position < 0 || taken[position]) {
+      break;
+    }
+    taken[position] = true;
+    chosen[chosen_count++] = gpus[position];
+    entry += length;
+    entry += strspn(entry, " ");
+    entry += *entry == ',';
+  }
+  memcpy(gpus, chosen, chosen_count * sizeof *chosen);
+  return chosen_count;
+}

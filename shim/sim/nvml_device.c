@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a GPU is, and how much of its memory is taken.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "meter.h"
+#include "nvml_sim.h"
+#include "slots.h"
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
+  char text[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
+  nvmlReturn_t result = nvml_ready_for(device, name);
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
+  snprintf(text, sizeof text, "Simulated %s", nvml_profile(device)->product);
+  return nvml_text(text, name, length);
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
+  char text[SIM_UUID_TEXT];
+  nvmlReturn_t result = nvml_ready_for(device, uuid);
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
+  node_uuid_text(nvml_gpu(device), text);
+  return nvml_text(text, uuid, length);
+}
+
+/* Most answers are one number. */
+#define NUMBER(NAME, TYPE, EXPRESSION)                                                                       \
+  nvmlReturn_t NAME(nvmlDevice_t device, TYPE *output) {                                                     \
+    nvmlReturn_t result = nvml_ready_for(device, output);                                                    \
+    if (result == NVML_SUCCESS) {                                                                            \
+      *output = (EXPRESSION);                                                                                \
+    }                                                                                                        \
+    return result;                                                                                           \
+  }
+
+NUMBER(nvmlDeviceGetMinorNumber, unsigned int, nvml_gpu(device)->minor)
+NUMBER(nvmlDeviceGetIndex, unsigned int, device->index)
+NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
+NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, nvml_profile(device)->nvml_architecture)
+NUMBER(nvmlDeviceGetNumaNodeId, unsigned int, (unsigned)nvml_gpu(device)->numa_node)
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned int, 0)
+NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
+NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
+NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
+
+/* No kernels run yet: an idle GPU. */
+NUMBER(nvmlDeviceGetUtilizationRates, nvmlUtilization_t, ((nvmlUtilization_t){.gpu = 0, .memory = 0}))
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
+  nvmlReturn_t result = nvml_ready_for(device, major);
+  if (result != NVML_SUCCESS || !minor) {
+    return result != NVML_SUCCESS ? result : NVML_ERROR_INVALID_ARGUMENT;
+  }
+  *major = (int)nvml_profile(device)->major;
+  *minor = (int)nvml_profile(device)->minor;
+  return NVML_SUCCESS;
+}
+
+/* Cards from the A100 on can be partitioned; here they are not. */
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode, unsigned int *pendingMode) {
+  nvmlReturn_t result = nvml_ready_for(device, currentMode);
+  if (result != NVML_SUCCESS || !pendingMode) {
+    return result != NVML_SUCCESS ? result : NVML_ERROR_INVALID_ARGUMENT;
+  }
+  const struct sim_profile *profile = nvml_profile(device);
+  bool capable = (profile->major == 8 && profile->minor == 0) || profile->major >= 9;
+  if (!capable) {
+    return NVML_ERROR_NOT_SUPPORTED;
+  }
+  *currentMode = NVML_DEVICE_MIG_DISABLE;
+  *pendingMode = NVML_DEVICE_MIG_DISABLE;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
+  nvmlReturn_t result = nvml_ready_for(device, pci);
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
+  const struct sim_gpu *gpu = nvml_gpu(device);
+  char text[SIM_BUS_TEXT];
+  node_bus_text(gpu, text);
+  *pci = (nvmlPciInfo_t){.bus = gpu->pci_bus, .pciDeviceId = nvml_profile(device)->pci_device};
+  snprintf(pci->busId, sizeof pci->busId, "%s", text);
+  snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%s", text + 4);
+  return NVML_SUCCESS;
+}
+
+/* The older ABIs end before busId, and before pciSubSystemId. */
+nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci) {
+  nvmlPciInfo_t full;
+  nvmlReturn_t result = pci ? nvmlDeviceGetPciInfo_v3(device, &full) : nvml_ready_for(device, pci);
+  if (result == NVML_SUCCESS) {
+    memcpy(pci, &full, offsetof(nvmlPciInfo_t, busId));
+  }
+  return result;
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci) {
+  nvmlPciInfo_t full;
+  nvmlReturn_t result = pci ? nvmlDeviceGetPciInfo_v3(device, &full) : nvml_ready_for(device, pci);
+  if (result == NVML_SUCCESS) {
+    memcpy(pci, &full, offsetof(nvmlPciInfo_t, pciSubSystemId));
+  }
+  return result;
+}
+
+static nvmlMemory_v2_t memory_of(nvmlDevice_t device) {
+  const struct sim_profile *profile = nvml_profile(device);
+  nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
+  slots_sweep(&nvml_sim.node, device->gpu, SIM_ANY, 0);
+  memory.total = (uint64_t)profile->total_mib << 20;
+  memory.reserved = (uint64_t)profile->reserved_mib << 20;
+  memory.used = meter_read(&nvml_gpu(device)->used).used;
+  memory.free = memory.total - memory.reserved - memory.used;
+  return memory;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+  nvmlReturn_t result = nvml_ready_for(device, memory);
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
+  nvmlMemory_v2_t full = memory_of(device);
+  *memory = (nvmlMemory_t){.total = full.total, .free = full.free, .used = full.used + full.reserved};
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
+  nvmlReturn_t result = nvml_ready_for(device, memory);
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
+  if (memory->version != nvmlMemory_v2) {
+    return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  }
+  *memory = memory_of(device);
+  return NVML_SUCCESS;
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Joining and leaving the node: cuInit, fork, exit.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+struct driver driver;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static enum { NOT_YET, READY, ENDED } phase;
+
+/* A page that the kernel empties in the child of any fork: there the driver is gone, as with CUDA. */
+static volatile uint32_t *here;
+
+static bool in_forked_child(void) {
+  return here && *here == 0;
+}
+
+CUresult driver_enter(void) {
+  if (in_forked_child()) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  pthread_mutex_lock(&lock);
+  if (phase == READY) {
+    return CUDA_SUCCESS;
+  }
+  pthread_mutex_unlock(&lock);
+  return phase == ENDED ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+void driver_unlock(void) {
+  pthread_mutex_unlock(&lock);
+}
+
+static bool mark_process(void) {
+  size_t size = (size_t)sysconf(_SC_PAGESIZE);
+  void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    return false;
+  }
+  if (madvise(page, size, MADV_WIPEONFORK) != 0) {
+    munmap(page, size);
+    return false;
+  }
+  here = page;
+  *here = 1;
+  return true;
+}
+
+static void abandon(struct node *node) {
+  munmap(node->state, sizeof *node->state);
+  if (node->fd >= 0) {
+    close(node->fd);
+  }
+}
+
+static CUresult join(void) {
+  const char *root = node_root();
+  struct node node;
+  enum node_error error = node_open(&node, root);
+  if (error != NODE_OK) {
+    return error == NODE_OTHER_LAYOUT ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_ERROR_NO_DEVICE;
+  }
+  unsigned present = node_present(node.state, root, driver.gpu);
+  driver.devices = node_visible(node.state, getenv("CUDA_VISIBLE_DEVICES"), driver.gpu, present);
+  if (driver.devices == 0) {
+    abandon(&node);
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  uint32_t slot = slots_claim(&node, root);
+  if (slot == 0 || !mark_process()) {
+    abandon(&node); /* the slot, if any, is without its locks now: anybody may reap it */
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  driver.books = (struct books){.node = node, .slot = slot};
+  phase = READY;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned int Flags) {
+  if (Flags != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (in_forked_child()) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  pthread_mutex_lock(&lock);
+  CUresult result = CUDA_SUCCESS;
+  if (phase == ENDED) {
+    result = CUDA_ERROR_DEINITIALIZED;
+  } else if (phase == NOT_YET) {
+    result = join();
+  }
+  return driver_leave(result);
+}
+
+__attribute__((destructor)) static void at_exit(void) {
+  if (!here || in_forked_child()) {
+    return;
+  }
+  if (pthread_mutex_trylock(&lock) != 0) {
+    return; /* exit() out of a signal handler, perhaps: who finds us dead tidies up */
+  }
+  phase = ENDED;
+  books_leave(&driver.books);
+  pthread_mutex_unlock(&lock);
+}

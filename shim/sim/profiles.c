@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Totals are what nvidia-smi prints for these cards (driver 535 and later).
+ * total - reserved is what cuDeviceTotalMem was seen to report (as PyTorch's
+ * total_memory: 39.39, 79.15, 79.11, 139.8, 22.05, 14.56 and 178.35 GiB), cut to
+ * whole 2 MiB pages. Context sizes are of the right order and not measured:
+ * set them with `aliquot-sim init --context-mib`. Architecture numbers are
+ * NVML_DEVICE_ARCH_*; compute capability, SMs, clocks, caches: NVIDIA's data sheets.
+ */
+#include "profiles.h"
+
+#define KIB 1024U
+#define MIB (1024U * KIB)
+
+const struct sim_profile sim_profiles[] = {
+    {"a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 622, 412, 0x20b010de, 8, 0, 7, 108, 2048, 5120, 1410000,
+     1215000, 40 * MIB, 164 * KIB},
+    {"a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 870, 412, 0x20b210de, 8, 0, 7, 108, 2048, 5120, 1410000,
+     1593000, 40 * MIB, 164 * KIB},
+    {"h100", "NVIDIA H100 80GB HBM3", 81559, 551, 528, 0x233010de, 9, 0, 9, 132, 2048, 5120, 1980000, 2619000,
+     50 * MIB, 228 * KIB},
+    {"h200", "NVIDIA H200", 143771, 607, 528, 0x233510de, 9, 0, 9, 132, 2048, 6144, 1980000, 3201000,
+     60 * MIB, 228 * KIB},
+    {"l4", "NVIDIA L4", 23034, 456, 206, 0x27b810de, 8, 9, 8, 58, 1536, 192, 2040000, 6251000, 48 * MIB,
+     100 * KIB},
+    {"t4", "Tesla T4", 15360, 448, 104, 0x1eb810de, 7, 5, 6, 40, 1024, 256, 1590000, 5001000, 4 * MIB,
+     64 * KIB},
+    {"b200", "NVIDIA B200", 183359, 729, 600, 0x290110de, 10, 0, 10, 148, 2048, 7680, 1965000, 3996000,
+     126 * MIB, 228 * KIB},
+};
+const unsigned sim_profile_count = sizeof sim_profiles / sizeof *sim_profiles;
+
+uint64_t profile_capacity(uint32_t profile) {
+  return (uint64_t)(sim_profiles[profile].total_mib - sim_profiles[profile].reserved_mib) << 20;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Device addresses of this process: real, reserved host addresses that cost
+ * nothing until a copy touches them. Physical memory is the books' business.
+ *
+ * Blocks come in four sizes per power of two and keep their place for ever; a
+ * freed block is the next one of its size to be given out. So both directions
+ * take constant time, addresses are reused at once, and each size's addresses
+ * never exceed what was once live of it. Not thread safe.
+ */
+#ifndef SIM_SPACE_H
+#define SIM_SPACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum space_backing {
+  SPACE_UNTOUCHED,
+  SPACE_BACKED,   /* readable and writable memory */
+  SPACE_NO_STORE, /* beyond the process's share of host memory: writes are dropped, reads give zeros */
+};
+
+struct space_block {
+  uintptr_t address;
+  size_t size; /* as asked for; 0 = free */
+  struct space_block *next;
+  void *owner;
+  enum space_backing backing;
+  bool managed;
+};
+
+/* `low`: below 4 GiB, for the CUDA 2 ABI. NULL: no addresses left. */
+struct space_block *space_take(size_t size, bool low);
+void space_give(struct space_block *block);
+
+/* The live block around an address, or NULL. */
+struct space_block *space_find(uintptr_t address);
+
+/* Make the block's memory usable by the host, whatever its size if `always`. */
+void space_back(struct space_block *block, bool always);
+
+/* Call `visit` with each live block; it may give the block back. */
+void space_each(void (*visit)(struct space_block *block, void *argument), void *argument);
+
+#endif

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process under test: calls whatever its standard input says, one JSON line each.
+
+Run as a program. Integers go as they are; {"out": N} is a 64-bit output that
+starts as N, {"text": N} a buffer of N bytes, {"bytes": "hex"} a buffer in and
+out. The answer holds the return code and all outputs in order.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+LIBRARIES = {"cu": "libcuda.so.1", "nv": "libnvidia-ml.so.1"}
+
+
+def pack(argument: Any) -> Any:
+    match argument:
+        case {"out": value}:
+            return ctypes.c_uint64(value)
+        case {"text": size}:
+            return ctypes.create_string_buffer(size)
+        case {"bytes": text}:
+            return ctypes.create_string_buffer(bytes.fromhex(text), len(text) // 2)
+        case str():
+            return ctypes.c_char_p(argument.encode())
+        case _:
+            return ctypes.c_uint64(argument)
+
+
+def unpack(packed: Any, argument: Any) -> Any:
+    match argument:
+        case {"out": _}:
+            return packed.value
+        case {"text": _}:
+            return packed.value.decode()
+        case {"bytes": _}:
+            return packed.raw.hex()
+        case _:
+            return None
+
+
+def call(name: str, *arguments: Any) -> dict[str, Any]:
+    function = getattr(ctypes.CDLL(LIBRARIES[name[:2]]), name)
+    packed = [pack(argument) for argument in arguments]
+    passed = [ctypes.byref(p) if isinstance(a, dict) else p for p, a in zip(packed, arguments, strict=True)]
+    code = function(*passed)
+    outputs = [unpack(p, a) for p, a in zip(packed, arguments, strict=True) if isinstance(a, dict)]
+    return {"code": code, "outputs": outputs}
+
+
+def in_thread(name: str, *arguments: Any) -> dict[str, Any]:
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.append(call(name, *arguments)))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+def in_fork(name: str, *arguments: Any) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, json.dumps(call(name, *arguments)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        answer: dict[str, Any] = json.load(stream)
+    os.waitpid(child, 0)
+    return answer
+
+
+def fork_sleeper() -> dict[str, Any]:
+    """A child that does nothing but live on, with all that it inherited."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    return {"code": 0, "outputs": [child]}
+
+
+def close_descriptors() -> dict[str, Any]:
+    os.closerange(3, 4096)
+    return {"code": 0, "outputs": []}
+
+
+def become_another_program() -> dict[str, Any]:
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def main() -> None:
+    own = {function.__name__: function for function in (in_thread, in_fork, fork_sleeper, close_descriptors)}
+    own["become_another_program"] = become_another_program
+    print(json.dumps({"code": 0, "outputs": [os.getpid()]}), flush=True)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        answer = own[name](*arguments) if name in own else call(name, *arguments)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

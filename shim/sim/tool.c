@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tool.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "profiles.h"
+
+static const char usage[] =
+    "usage: aliquot-sim COMMAND [options]\n"
+    "  init --gpu PROFILE[:COUNT] ... [--node NAME] [--context-mib N]   make a node (kept if it is there)\n"
+    "  cdi --lib-dir DIR [--kind KIND]      print the CDI specification of its GPUs; DIR holds the "
+    "libraries\n"
+    "  books [--json]                       print what every GPU, group and process holds and held at most\n"
+    "  reset                                let all peaks start anew, forget ended groups\n"
+    "All take --root DIR (default: $ALIQUOT_SIM_ROOT, else /run/aliquot-sim).\n";
+
+bool tool_open(const struct tool_options *options, struct node *node) {
+  switch (node_open(node, options->root)) {
+  case NODE_OK:
+    return true;
+  case NODE_ABSENT:
+    fprintf(stderr, "aliquot-sim: no simulated node in %s: run `aliquot-sim init --gpu PROFILE`\n",
+            options->root);
+    return false;
+  case NODE_OTHER_LAYOUT:
+    fprintf(stderr, "aliquot-sim: %s/state is of another version: remove it and run `aliquot-sim init`\n",
+            options->root);
+    return false;
+  default:
+    fprintf(stderr, "aliquot-sim: no memory to map %s/state\n", options->root);
+    return false;
+  }
+}
+
+static bool add_gpus(struct tool_options *options, const char *text) {
+  size_t length = strcspn(text, ":");
+  unsigned long count = text[length] == ':' ? strtoul(text + length + 1, NULL, 10) : 1;
+  for (uint32_t profile = 0; profile < sim_profile_count; profile++) {
+    if (strlen(sim_profiles[profile].name) != length ||
+        strncmp(sim_profiles[profile].name, text, length) != 0) {
+      continue;
+    }
+    if (count == 0 || count > SIM_GPUS - options->gpus) {
+      fprintf(stderr, "aliquot-sim: --gpu %s: a node has 1 to %u GPUs\n", text, SIM_GPUS);
+      return false;
+    }
+    while (count-- > 0) {
+      options->profile[options->gpus++] = profile;
+    }
+    return true;
+  }
+  fprintf(stderr, "aliquot-sim: --gpu %s: no such profile; there are", text);
+  for (uint32_t profile = 0; profile < sim_profile_count; profile++) {
+    fprintf(stderr, " %s", sim_profiles[profile].name);
+  }
+  fprintf(stderr, "\n");
+  return false;
+}
+
+static bool take_option(struct tool_options *options, const char *name, const char *value) {
+  if (strcmp(name, "--root") == 0) {
+    options->root = value;
+  } else if (strcmp(name, "--node") == 0) {
+    options->node = value;
+  } else if (strcmp(name, "--lib-dir") == 0) {
+    options->lib_dir = value;
+  } else if (strcmp(name, "--kind") == 0) {
+    options->kind = value;
+  } else if (strcmp(name, "--context-mib") == 0) {
+    char *end;
+    unsigned long mib = strtoul(value, &end, 10);
+    if (*end || mib == 0 || mib % 2 || mib > 65536) {
+      fprintf(stderr, "aliquot-sim: --context-mib %s: give an even number of MiB (pages have 2 MiB)\n",
+              value);
+      return false;
+    }
+    options->context_bytes = (uint64_t)mib << 20;
+  } else if (strcmp(name, "--gpu") == 0) {
+    return add_gpus(options, value);
+  } else {
+    fprintf(stderr, "aliquot-sim: unknown option %s\n%s", name, usage);
+    return false;
+  }
+  return true;
+}
+
+static bool parse(struct tool_options *options, int count, char **arguments) {
+  for (int i = 0; i < count; i++) {
+    if (strcmp(arguments[i], "--json") == 0) {
+      options->json = true;
+      continue;
+    }
+    if (i + 1 == count) {
+      fprintf(stderr, "aliquot-sim: %s: a value is missing, or there is no such option\n%s", arguments[i],
+              usage);
+      return false;
+    }
+    if (!take_option(options, arguments[i], arguments[i + 1])) {
+      return false;
+    }
+    i++;
+  }
+  return true;
+}
+
+int main(int argc, char **argv) {
+  static const struct {
+    const char *name;
+    int (*run)(const struct tool_options *options);
+  } commands[] = {{"init", tool_init}, {"cdi", tool_cdi}, {"books", tool_books}, {"reset", tool_reset}};
+  char host[SIM_NAME] = "node";
+  gethostname(host, sizeof host - 1);
+  struct tool_options options = {.root = node_root(), .node = host, .kind = "sim.aliquot.dev/gpu"};
+  if (argc < 2 || strcmp(argv[1], "--help") == 0) {
+    fputs(usage, argc < 2 ? stderr : stdout);
+    return argc < 2 ? 2 : 0;
+  }
+  for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+    if (strcmp(argv[1], commands[i].name) == 0) {
+      return parse(&options, argc - 2, argv + 2) ? commands[i].run(&options) : 2;
+    }
+  }
+  fprintf(stderr, "aliquot-sim: no command %s\n%s", argv[1], usage);
+  return 2;
+}
