@@ -10,8 +10,9 @@ from aliquot_api.errors import InvalidInput
 from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.pods import Container
 from aliquot_webhook.policy import Policy
+from aliquot_webhook.reach import beyond_its_share
 from aliquot_webhook.requests import GpuRequest
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_webhook.wire import JsonObject, items, obj, text
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -77,19 +78,11 @@ def check_pod(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy) 
             value=text(spec["nodeName"])[:64],
             fix="a pod with GPUs has to pass the scheduler; use nodeSelector kubernetes.io/hostname",
         )
-    whole = all(request.is_whole for request in requests)
-    for kind in ("containers", "initContainers"):
-        for index, container in enumerate(items(spec.get(kind))):
-            if dig(container, "securityContext", "privileged") is not True:
-                continue
-            if not (whole and policy.allow_privileged_whole_gpu):
-                raise InvalidInput(
-                    field=f"spec.{kind}[{index}].securityContext.privileged",
-                    value=True,
-                    fix="a privileged container reaches every GPU of its node, so it cannot be in a pod"
-                    " with a GPU limit; name the capabilities it needs instead"
-                    + (" (whole GPUs: only where the administrator allows it)" if whole else ""),
-                )
+    if all(request.is_whole for request in requests) and policy.allow_privileged_whole_gpu:
+        return
+    problem = next(beyond_its_share(spec), None)
+    if problem is not None:
+        raise problem
 
 
 def check_names(spec: JsonObject, containers: Sequence[Container]) -> None:

@@ -154,7 +154,7 @@ class Kube:
             response = self._pool.request(
                 method,
                 url,
-                body=None if body is None else json.dumps(body),
+                body=None if body is None else _encode(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=self._timeout_s, read=read_timeout_s),
                 # A kept-alive connection may have been closed under us: once more. All our writes may be
@@ -180,3 +180,12 @@ def _decode(response: urllib3.BaseHTTPResponse) -> JsonObject:
         message = text(answer.get("message")) or f"HTTP status {response.status}"
         raise ApiError(status=response.status, message=message)
     return answer
+
+
+def _encode(body: Mapping[str, object] | Sequence[object]) -> str:
+    """Compact JSON with sorted keys.
+
+    The server keeps opaque parameters byte for byte and copies them into the allocation, which is immutable:
+    written any other way, each later patch of the claim's status would seem to change it, and be refused.
+    """
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))

@@ -21,7 +21,8 @@ from aliquot_webhook.tls import CertificateStore, ServingContext
 
 logger = logging.getLogger(__name__)
 
-_CERTIFICATE_S: Final = 30.0
+_CERTIFICATE_S: Final = 3.0
+"""A new CA (a lost Secret) refuses every admission until its certificate is served."""
 _STARTING: Final = ServerState(problem="Aliquot's webhook is starting; try again")
 
 

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lets a pod reach beyond its share: other tenants' GPUs, or the files that hold the limits."""
+
+import posixpath
+from collections.abc import Iterator
+from typing import Final
+
+from aliquot_api import names
+from aliquot_api.errors import InvalidInput
+from aliquot_webhook.wire import JsonObject, dig, items, text
+
+CAPABILITIES: Final = frozenset({"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO"})
+"""With these a container can mount, load code into the kernel or write to devices: as good as privileged."""
+GUARDED: Final = (names.HOST_STATE_DIR, names.PLUGIN_DIR, names.CDI_DIR, "/run/cdi", "/etc/cdi")
+"""Host folders that decide what a container gets."""
+
+
+def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
+    """Each thing in pod spec `spec` that would make a GPU limit a mere wish."""
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(items(spec.get(kind))):
+            yield from _container(container, path=f"spec.{kind}[{index}].securityContext")
+    for index, volume in enumerate(items(spec.get("volumes"))):
+        path = text(dig(volume, "hostPath", "path"))
+        if path and any(_overlap(posixpath.normpath(path), guarded) for guarded in GUARDED):
+            yield InvalidInput(
+                field=f"spec.volumes[{index}].hostPath.path",
+                value=path[:64],
+                fix=f"it reaches {names.HOST_STATE_DIR} or CDI specs of the node, which hold GPU limits;"
+                " mount the folder that is needed instead",
+            )
+
+
+def _container(container: object, *, path: str) -> Iterator[InvalidInput]:
+    if dig(container, "securityContext", "privileged") is True:
+        yield InvalidInput(
+            field=f"{path}.privileged",
+            value=True,
+            fix="a privileged container reaches every GPU of its node, so it cannot be in a pod with a GPU"
+            " limit; name the capabilities it needs instead (whole GPUs: only where the administrator allows it)",
+        )
+    for capability in items(dig(container, "securityContext", "capabilities", "add")):
+        if text(capability).upper().removeprefix("CAP_") in CAPABILITIES:
+            yield InvalidInput(
+                field=f"{path}.capabilities.add",
+                value=text(capability),
+                fix="a container with it can lift its GPU limit, so it cannot be in a pod with one",
+            )
+
+
+def _overlap(path: str, guarded: str) -> bool:
+    """Whether one of two absolute paths lies in the other."""
+    shorter, longer = sorted((path.rstrip("/") + "/", guarded + "/"), key=len)
+    return longer.startswith(shorter)
