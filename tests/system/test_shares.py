@@ -72,6 +72,13 @@ def test_a_whole_gpu_has_no_shim(aliquot: Installation, tenant: Tenant, node: st
     assert "libcuda" in seen
     assert "libaliquot" not in seen
 
+    def reported() -> Object | None:
+        [device] = tenant.claim_of("whole")["status"].get("devices") or [None]
+        return device
+
+    device = aliquot.bed.wait_for(reported, what="the whole GPU in its claim's status", timeout_s=20)
+    assert device["data"]["limit"] > 22000 * MIB
+
     tenant.create(gpu_pod("beside", vgpu=1, gpumem=100))
     aliquot.bed.wait_for(
         lambda: any("cannot allocate" in each["message"] for each in events(tenant, "beside")),
@@ -81,6 +88,27 @@ def test_a_whole_gpu_has_no_shim(aliquot: Installation, tenant: Tenant, node: st
 
 def events(tenant: Tenant, pod: str) -> list[Object]:
     return tenant.bed.events_of(tenant.bed.get("pods", pod, tenant.namespace))
+
+
+def test_a_tenant_cannot_move_its_limit_away(tenant: Tenant) -> None:
+    moving = "mv /run/aliquot /run/elsewhere; mv /etc/ld.so.preload /etc/elsewhere; exec fill"
+    tenant.create(gpu_pod("mover", vgpu=1, gpumem=1000, command=("sh", "-c", f"({moving}) 2>/dev/null")))
+    assert tenant.wait_said("mover", "device")["total_mib"] == 1000
+    assert tenant.wait_said("mover", "full")["allocated_mib"] < 1000
+
+
+def test_a_program_that_escapes_the_library_is_counted(
+    aliquot: Installation, tenant: Tenant, node: str
+) -> None:
+    # A copy of the dynamic linker that looks for its preload list elsewhere: as good as a static program.
+    patched = "sed s#/etc/ld.so.preload#/etc/ld.so.nothing# /lib64/ld-linux-x86-64.so.2 >/tmp/ld.so"
+    escape = f"{patched} && chmod +x /tmp/ld.so && exec /tmp/ld.so /usr/local/bin/fill"
+    tenant.create(gpu_pod("escaper", vgpu=1, gpumem=1000, command=("sh", "-c", escape)))
+    assert tenant.wait_said("escaper", "device")["total_mib"] > 1000
+    counted = re.compile(r"^aliquot_unaccounted_processes{[^}]*} 1\.0$", re.MULTILINE)
+    aliquot.bed.wait_for(
+        lambda: counted.search(aliquot.metrics(node)), what="the escaped process in the metrics"
+    )
 
 
 def test_deleting_everything_leaves_nothing(aliquot: Installation, tenant: Tenant, node: str) -> None:

@@ -37,7 +37,8 @@ def _container(container: object, *, path: str) -> Iterator[InvalidInput]:
             field=f"{path}.privileged",
             value=True,
             fix="a privileged container reaches every GPU of its node, so it cannot be in a pod with a GPU"
-            " limit; name the capabilities it needs instead (whole GPUs: only where the administrator allows it)",
+            " limit; name the capabilities it needs instead"
+            " (whole GPUs: only where the administrator allows it)",
         )
     for capability in items(dig(container, "securityContext", "capabilities", "add")):
         if text(capability).upper().removeprefix("CAP_") in CAPABILITIES:
