@@ -88,8 +88,9 @@ def share_one_gpu(aliquot: Installation, team: Tenant, node: str) -> None:
     shown = ", ".join(f"{peak / MIB:.1f}" for peak in peaks)
     say(f"The driver's own books: peaks of {shown} MiB; never more.")
     assert all(peak <= LIMIT_MIB * MIB for peak in peaks), peaks
-    claim = bed.wait_for(lambda: reported(team, "train"), what="the claim to show limit and use")
+    bed.wait_for(lambda: team.reported("train"), what="the claim to show limit and use")
     say("The claim knows it, too:")
+    claim = team.claim_of("train")["metadata"]["name"]
     show(bed, "get", "resourceclaim", "-n", team.namespace, claim, "-o", "jsonpath={.status.devices[0].data}")
     say("\nThe third waits for memory:")
     show(bed, "get", "pods", "-n", team.namespace)
@@ -98,13 +99,6 @@ def share_one_gpu(aliquot: Installation, team: Tenant, node: str) -> None:
     team.delete("train")
     team.wait_said("third", "device")
     show(bed, "get", "pods", "-n", team.namespace)
-
-
-def reported(team: Tenant, pod: str) -> str | None:
-    """Name of the pod's claim once its status shows use."""
-    claim = team.claim_of(pod)
-    [device] = claim["status"].get("devices") or [None]
-    return claim["metadata"]["name"] if device and device["data"]["used"] else None
 
 
 def leave_others_alone(aliquot: Installation, team: Tenant) -> None:

@@ -52,7 +52,8 @@ class Installation:
 
     def install(self) -> None:
         """Loads the images and applies the manifests; does not wait."""
-        self.bed.load_image(*ARCHIVES)
+        for archive in ARCHIVES:  # one by one: the base that they share is unpacked once
+            self.bed.load_image(archive)
         self.bed.apply(self.manifests())
 
     def manifests(self) -> list[Object]:

@@ -7,7 +7,6 @@ import pytest
 
 from aliquot_api import names
 from tests.cluster.cluster import Cluster
-from tests.system.images import ARCHIVES
 from tests.system.installation import Installation, kubernetes_version
 from tests.system.workloads import Tenant, gpu_pod
 
@@ -18,8 +17,7 @@ def gate_off() -> Iterator[Installation]:
     off = {names.CONSUMABLE_CAPACITY_GATE: False}
     with Cluster.up(name="gate-off", kubernetes=kubernetes_version(), gates=off) as bed:
         installation = Installation(bed)
-        bed.load_image(*ARCHIVES)
-        bed.apply(installation.manifests())
+        installation.install()
         yield installation
 
 

@@ -46,11 +46,11 @@ def test_the_claim_and_the_metrics_show_limit_and_use(
     [result] = claim["status"]["allocation"]["devices"]["results"]
     assert result["consumedCapacity"] == {"memory": "2000Mi", "cores": "30", "shares": "1"}
 
-    def reported() -> Object | None:
-        [device] = tenant.claim_of("a")["status"].get("devices") or [None]
+    def is_reported() -> Object | None:
+        device = tenant.reported("a")
         return device if device and device["data"]["used"] > 0 and device["data"]["denied"] > 0 else None
 
-    device = aliquot.bed.wait_for(reported, what="limit and use in the claim's status", timeout_s=20)
+    device = aliquot.bed.wait_for(is_reported, what="limit and use in the claim's status", timeout_s=20)
     assert device["shareID"] == result["shareID"]
     assert device["data"]["limit"] == 2000 * MIB
     assert device["data"]["used"] <= device["data"]["peak"] <= 2000 * MIB
@@ -72,11 +72,9 @@ def test_a_whole_gpu_has_no_shim(aliquot: Installation, tenant: Tenant, node: st
     assert "libcuda" in seen
     assert "libaliquot" not in seen
 
-    def reported() -> Object | None:
-        [device] = tenant.claim_of("whole")["status"].get("devices") or [None]
-        return device
-
-    device = aliquot.bed.wait_for(reported, what="the whole GPU in its claim's status", timeout_s=20)
+    device = aliquot.bed.wait_for(
+        lambda: tenant.reported("whole"), what="the whole GPU in its claim's status", timeout_s=20
+    )
     assert device["data"]["limit"] > 22000 * MIB
 
     tenant.create(gpu_pod("beside", vgpu=1, gpumem=100))

@@ -85,6 +85,11 @@ class Tenant:
         [status] = statuses
         return self.bed.get("resourceclaims", status["resourceClaimName"], self.namespace)
 
+    def reported(self, pod: str) -> Object | None:
+        """What the agent has written about a pod's one GPU into its claim; None before it has."""
+        devices: list[Object] = self.claim_of(pod)["status"].get("devices") or []
+        return devices[0] if devices else None
+
     def delete(self, pod: str) -> None:
         self.bed.delete("pods", pod, self.namespace)
 
