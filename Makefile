@@ -62,8 +62,8 @@ lint: setup ## Formatters, linters, types, import rules, licence headers
 
 .PHONY: analyze
 analyze:
-	@$(MAKE) -C shim analyze BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
-	@$(MAKE) -C shim/sim analyze BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
+	@$(MAKE) -s -C shim analyze BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
+	@$(MAKE) -s -C shim/sim analyze BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
 
 bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*.json
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
@@ -85,10 +85,10 @@ packages:
 	@touch $@
 
 sim: setup ## Simulated GPU: build/sim/libcuda.so.1, libnvidia-ml.so.1, aliquot-sim
-	@$(MAKE) -C shim/sim BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
+	@$(STEP) "build the simulated GPU" $(MAKE) -s -C shim/sim BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
 
 shim: setup ## Shim: build/shim/libaliquot.so
-	@$(MAKE) -C shim BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
+	@$(STEP) "build the shim" $(MAKE) -s -C shim BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
 
 testbed: setup ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (12 minutes on 2 cores)
 	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)

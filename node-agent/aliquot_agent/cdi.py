@@ -23,15 +23,18 @@ logger = logging.getLogger(__name__)
 
 CDI_VERSION: Final = "0.5.0"
 LIBRARY: Final = "libaliquot.so"
+CONTAINER_ROOT: Final = os.path.dirname(CONTAINER_SHARES_DIR)
 PRELOAD: Final = "ld.so.preload"
 _FILE_PREFIX: Final = CDI_KIND.replace("/", "-") + "_"
+_ROOT_OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "mode=755", "size=64k")
 
 
 class Mount(TypedDict):
-    """A bind mount into the container."""
+    """A mount in the container; a bind mount where `type` is absent."""
 
     hostPath: str
     containerPath: str
+    type: NotRequired[str]
     options: list[str]
 
 
@@ -96,6 +99,7 @@ def build(claim: PreparedClaim, *, claims_dir: Path) -> Spec:
         # Once per container, however many shares of the claim it holds.
         "containerEdits": {
             "mounts": [
+                _root(),
                 _mount(library / LIBRARY, CONTAINER_LIBRARY, "ro", "nosuid", "nodev"),
                 _mount(library / PRELOAD, CONTAINER_PRELOAD, "ro", "nosuid", "nodev", "noexec"),
             ]
@@ -113,6 +117,20 @@ def _share_mounts(host: Path, share: str) -> list[Mount]:
         _mount(host / QUOTA, f"{CONTAINER_SHARES_DIR}/{share}/{QUOTA}", "ro", "nosuid", "nodev", "noexec"),
         _mount(host / LEDGER, f"{CONTAINER_SHARES_DIR}/{share}/{LEDGER}", "rw", "nosuid", "nodev", "noexec"),
     ]
+
+
+def _root() -> Mount:
+    """A mount point that holds all of ours: plain directories could be renamed, and the library with them.
+
+    The runtime makes the targets of the mounts inside before it turns it read-only. Specs of two claims in
+    one container both bring it; the runtime's CDI library keeps one and orders mounts by depth.
+    """
+    return {
+        "hostPath": "tmpfs",
+        "containerPath": CONTAINER_ROOT,
+        "type": "tmpfs",
+        "options": list(_ROOT_OPTIONS),
+    }
 
 
 def _mount(host: Path, container: str, *options: str) -> Mount:

@@ -44,6 +44,8 @@ _PATIENCE_S: Final = 30.0
 """Kubelet gives a call 45 s, and takes 80 s to come back after one that failed."""
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
+_PRIVATE: Final = 0o700
+"""Of our directories on the host: the runtime mounts the files inside, nobody else needs a way to them."""
 
 
 class ClaimSource(Protocol):
@@ -61,9 +63,6 @@ class Gpus(Protocol):
 
     def busy(self, gpu_uuid: str) -> bool:
         """Whether any process holds memory there."""
-
-    def context_estimate(self, gpu: Gpu) -> int:
-        """Bytes a CUDA context takes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,7 @@ class Claims:
         cdi_dir: Path,
         reserve_bytes: int,
         shares_per_gpu: int,
+        context_estimate_bytes: int,
         patience_s: float = _PATIENCE_S,
         step: files.Step = files.no_step,
     ) -> None:
@@ -117,6 +117,7 @@ class Claims:
         self._cdi_dir = cdi_dir
         self._reserve_bytes = reserve_bytes
         self._shares_per_gpu = shares_per_gpu
+        self._context_estimate_bytes = context_estimate_bytes
         self._patience_s = patience_s
         self._step = step
         self._mutex = threading.Lock()
@@ -126,6 +127,7 @@ class Claims:
     def start(self) -> None:
         """Makes the directories and clears half-made files of a process that was killed."""
         self._claims_dir.mkdir(parents=True, exist_ok=True)
+        self._claims_dir.chmod(_PRIVATE)
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
         self._checkpoints.start()
         files.remove_temporaries(self._cdi_dir)
@@ -287,7 +289,7 @@ class Claims:
             memory_bytes=result.memory_bytes,
             cores_percent=result.cores_percent,
             shares=result.shares,
-            context_estimate_bytes=self._gpus.context_estimate(gpu),
+            context_estimate_bytes=self._context_estimate_bytes,
         )
 
     def _base_ids(self, devices: set[str]) -> dict[str, str]:
@@ -336,16 +338,12 @@ class Claims:
         if anew:
             sharedir.remove(path, step=self._step)
         elif path.exists():
-            with sharedir.ShareFiles(path=path):  # raises DamagedRegion: containers may be using it
-                return
-        quota = region.Quota(
-            gpu_uuid=share.gpu_uuid,
-            memory_limit_bytes=share.memory_bytes,
-            cores_millipercent=share.cores_percent * 1000,
-            context_estimate_bytes=share.context_estimate_bytes,
-            heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-        )
-        sharedir.create(path, quota, step=self._step)
+            with sharedir.ShareFiles(path=path) as opened:  # raises DamagedRegion: containers may be using it
+                opened.restore_quota(quota_of(share))
+            return
+        quota = replace(quota_of(share), heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+        path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        sharedir.create(path, quota, mode=_PRIVATE, step=self._step)
 
     def _undo(self, uid: str) -> None:
         files.remove(cdi.spec_path(self._cdi_dir, uid), step=self._step)
@@ -386,6 +384,16 @@ class Claims:
             share=share.share,
             cdi_ids=(base_id, *own),
         )
+
+
+def quota_of(share: PreparedShare) -> region.Quota:
+    """The quota that a share must have, but for the words that move."""
+    return region.Quota(
+        gpu_uuid=share.gpu_uuid,
+        memory_limit_bytes=share.memory_bytes,
+        cores_millipercent=share.cores_percent * 1000,
+        context_estimate_bytes=share.context_estimate_bytes,
+    )
 
 
 def _same(entry: PreparedClaim, results: Sequence[Result]) -> bool:

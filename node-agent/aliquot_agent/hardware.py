@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node's GPUs as the rest of the agent sees them: NVML's last answer, and what contexts cost there."""
+"""This node's GPUs as the rest of the agent sees them: NVML's last answer."""
 
 import logging
-import threading
-from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -16,7 +14,6 @@ from aliquot_agent.readiness import Readiness
 logger = logging.getLogger(__name__)
 
 READINESS: Final = "nvml"
-_RECENT: Final = 16
 
 
 class Hardware:
@@ -29,18 +26,14 @@ class Hardware:
         readiness: Readiness,
         reserve_bytes: int,
         shares_per_gpu: int,
-        context_estimate_bytes: int,
     ) -> None:
         self._open_nvml = open_nvml
         self._readiness = readiness
         self._reserve_bytes = reserve_bytes
         self._shares_per_gpu = shares_per_gpu
-        self._context_estimate_bytes = context_estimate_bytes
         self._nvml: Nvml | None = None
         self._gpus: Mapping[str, Gpu] = {}
         self._problems: tuple[tuple[int, str], ...] = ()
-        self._lock = threading.Lock()
-        self._measured: defaultdict[tuple[str, str], deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))
 
     def refresh(self) -> bool:
         """Asks NVML again, opening it where that failed before; whether the GPUs are others now."""
@@ -85,6 +78,10 @@ class Hardware:
             if devices.shareable_bytes(gpu, reserve_bytes=self._reserve_bytes) > 0
         ]
 
+    def memory_bytes(self, gpu_uuid: str) -> int | None:
+        """Memory of a GPU; None while NVML does not show it."""
+        return next((gpu.memory_bytes for gpu in self._gpus.values() if gpu.uuid == gpu_uuid), None)
+
     def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
         """Who holds memory on a GPU; raises NvmlError."""
         if self._nvml is None:
@@ -97,14 +94,3 @@ class Hardware:
             return bool(self.processes(gpu_uuid))
         except NvmlError:
             return True
-
-    def context_measured(self, gpu: Gpu, bytes_per_context: int) -> None:
-        """A context was seen to take this much on `gpu`."""
-        with self._lock:
-            self._measured[gpu.uuid, gpu.driver_version].append(bytes_per_context)
-
-    def context_estimate(self, gpu: Gpu) -> int:
-        """What a context is likely to take: the most of the recent ones, else the setting."""
-        with self._lock:
-            measured = self._measured.get((gpu.uuid, gpu.driver_version))
-            return max(measured) if measured else self._context_estimate_bytes

@@ -63,7 +63,7 @@ class AgentCollector(Collector):
             ("gpu_memory_bytes", "Memory of the GPU", physical),
             ("gpu_memory_allocated_bytes", "Memory of the GPU that prepared shares hold", allocated),
             ("gpu_shares", "Shares prepared on the GPU", shares),
-            ("unaccounted_processes", "Processes in a share's container that its ledger misses", strangers),
+            ("unaccounted_processes", "Processes on a GPU with shares that no ledger knows", strangers),
         ):
             family = _gauge(name, text, ("gpu_uuid",))
             for uuid in uuids:

@@ -42,8 +42,10 @@ class Tracker:
             sample = min(self._moving)
             self._moving.clear()
         previous, self._previous = self._previous, (after.contexts, sample)
-        counted = region.counted_bytes(after, context_estimate_bytes) - after.used_bytes
-        if sample < counted:
+        counted = region.counted_bytes(after, context_estimate_bytes)
+        if counted is None:
+            return None
+        if sample < counted - after.used_bytes:
             if previous is None or previous[0] != after.contexts:
                 return None
             sample = max(sample, previous[1])

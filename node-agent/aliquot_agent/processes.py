@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What /proc tells about a process by its host pid: who it is in its own pid namespace, what it was given."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from aliquot_api.names import CONTAINER_SHARES_DIR
+
+_POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-f])")
+"""In a cgroup's path: `pod<uid>`, or `pod<uid with underscores>.slice` where systemd makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +50,12 @@ def mounted_shares(host_pid: int, *, proc: Path = Path("/proc")) -> frozenset[st
         for target in targets
         if target.startswith(prefix) and target.endswith(suffix)
     )
+
+
+def pod_uid(host_pid: int, *, proc: Path = Path("/proc")) -> str | None:
+    """UID of the pod that a process runs in, by its cgroup (v1 and v2); None when it is in none, or gone."""
+    try:
+        found = _POD.search((proc / str(host_pid) / "cgroup").read_text())
+    except OSError:
+        return None
+    return found[1].replace("_", "-") if found else None

@@ -6,7 +6,7 @@ Pure: bytes in, values out and back. Who opens the files is `sharedir`.
 
 import ctypes
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,11 @@ FLAG_UNLIMITED: Final = 1
 OVERHEAD_UNKNOWN: Final = 2**64 - 1
 SLOT_LOCK_BASE: Final = 1 << 40
 COST_FACTOR_ONE: Final = 1_000_000
+
+SANE_BYTES: Final = 1 << 56
+SANE_CONTEXTS: Final = 1 << 20
+"""Larger words are no counts: the ledger was written over. As in shim/src/books.c."""
+_LARGEST_JSON: Final = 2**63 - 1
 
 _u64 = ctypes.c_uint64
 
@@ -265,12 +270,18 @@ def _slots(data: bytes) -> Iterator[Slot]:
             yield slot
 
 
-def counted_bytes(slot: Slot, context_estimate_bytes: int) -> int:
-    """What the shim counts for this process: exact use, measured overhead, an estimate for newer contexts."""
-    if slot.overhead_bytes == OVERHEAD_UNKNOWN:
-        return slot.used_bytes + slot.contexts * context_estimate_bytes
-    newer = max(0, slot.contexts - slot.measured_contexts)
-    return slot.used_bytes + slot.overhead_bytes + newer * context_estimate_bytes
+def counted_bytes(slot: Slot, context_estimate_bytes: int) -> int | None:
+    """What the shim counts for this process: exact use, measured overhead, an estimate for newer contexts.
+
+    None for words that are no counts.
+    """
+    overhead, contexts = slot.overhead_bytes, slot.contexts
+    if overhead == OVERHEAD_UNKNOWN:
+        overhead = 0
+    else:
+        contexts = max(0, contexts - slot.measured_contexts)
+    counted = slot.used_bytes + overhead + contexts * context_estimate_bytes
+    return None if contexts > SANE_CONTEXTS or counted > SANE_BYTES else counted
 
 
 def free_slot(generation: int) -> bytes:
@@ -278,13 +289,28 @@ def free_slot(generation: int) -> bytes:
     return bytes(SlotLayout(generation=(generation + 1) % 2**64, overhead_bytes=OVERHEAD_UNKNOWN))
 
 
-def usage(quota: Quota, ledger: Ledger) -> Usage:
-    """The share's use in numbers."""
-    used = sum(counted_bytes(slot, quota.context_estimate_bytes) for slot in ledger.slots)
+def usage(
+    quota: Quota,
+    ledger: Ledger,
+    *,
+    most_bytes: int = SANE_BYTES,
+    measured: Mapping[int, int] | None = None,
+) -> Usage:
+    """The share's use in numbers, none above `most_bytes`, whatever a tenant wrote.
+
+    A slot that claims more counts what the driver said of its process: `measured`, by slot index, else 0.
+    """
+    used = 0
+    for slot in ledger.slots:
+        counted = counted_bytes(slot, quota.context_estimate_bytes)
+        if counted is None or counted > most_bytes:
+            counted = (measured or {}).get(slot.index, 0)
+        used += counted
+    used = min(used, most_bytes)
     return Usage(
         limit_bytes=quota.memory_limit_bytes,
         used_bytes=used,
-        peak_bytes=max(ledger.peak_bytes, used),
-        denied=ledger.denied,
+        peak_bytes=max(ledger.peak_bytes, used) if ledger.peak_bytes <= most_bytes else used,
+        denied=min(ledger.denied, _LARGEST_JSON),
         processes=len(ledger.slots),
     )

@@ -3,17 +3,18 @@
 
 On change beyond 1 % of the limit or 64 MiB, at most once per interval for a claim and twice a second for
 the node. Server-side apply with a field manager per node: entries of other drivers stay as they are.
+A claim whose report the server refuses is left alone for longer each time, up to five minutes.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from aliquot_agent.checkpoint import PreparedClaim
 from aliquot_agent.errors import ApiError
-from aliquot_agent.region import Usage
 from aliquot_agent.watcher import Observation
 from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
 from aliquot_api.quantity import MIB
@@ -24,6 +25,7 @@ _PAUSE_S: Final = 0.5
 """Between two writes of this node."""
 _NOTABLE_BYTES: Final = 64 * MIB
 _NOTABLE_PERCENT: Final = 1
+_LONGEST_WAIT_S: Final = 300.0
 
 
 class StatusApi(Protocol):
@@ -46,15 +48,7 @@ def build(claim: PreparedClaim, observations: Sequence[Observation]) -> dict[str
                     "pool": observation.share.pool,
                     "device": observation.share.device,
                     "shareID": observation.share.share,
-                    "conditions": [
-                        {
-                            "type": "Ready",
-                            "status": "True",
-                            "reason": "Prepared",
-                            "message": "",
-                            "lastTransitionTime": claim.prepared_at,
-                        }
-                    ],
+                    "conditions": _conditions(observation),
                     "data": {
                         "limit": observation.usage.limit_bytes,
                         "used": observation.usage.used_bytes,
@@ -69,12 +63,46 @@ def build(claim: PreparedClaim, observations: Sequence[Observation]) -> dict[str
     }
 
 
-def notable(old: Usage, new: Usage) -> bool:
+def _conditions(observation: Observation) -> list[dict[str, str]]:
+    ready = _condition("Ready", "Prepared", since=observation.claim.prepared_at)
+    damage = observation.damage
+    if damage is None:
+        return [ready]
+    message = f"{damage.message}; the share's use is told by the driver alone"
+    return [ready, _condition("LedgerDamaged", "WrittenOver", since=damage.since, message=message)]
+
+
+def _condition(kind: str, reason: str, *, since: str, message: str = "") -> dict[str, str]:
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since,
+    }
+
+
+def notable(before: Observation, after: Observation) -> bool:
     """Whether the difference is worth a write."""
+    old, new = before.usage, after.usage
+    if before.damage != after.damage:
+        return True
     threshold = min(_NOTABLE_BYTES, new.limit_bytes * _NOTABLE_PERCENT // 100)
     if (old.limit_bytes, old.denied, old.processes) != (new.limit_bytes, new.denied, new.processes):
         return True
     return max(abs(old.used_bytes - new.used_bytes), abs(old.peak_bytes - new.peak_bytes)) > threshold
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The last write for one claim."""
+
+    at_s: float
+    wait_s: float
+    """Until the next."""
+    written: tuple[Observation, ...] = ()
+    """Empty when it failed."""
+    problem: str = ""
 
 
 class Reporter:
@@ -92,7 +120,7 @@ class Reporter:
         self._manager = f"aliquot-agent-{node}"[:128]
         self._observations = observations
         self._interval_s = interval_s
-        self._written: dict[str, tuple[float, tuple[Usage, ...]]] = {}
+        self._attempts: dict[str, _Attempt] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="reporter")
 
@@ -114,31 +142,33 @@ class Reporter:
         by_claim: dict[str, list[Observation]] = {}
         for observation in self._observations():
             by_claim.setdefault(observation.claim.uid, []).append(observation)
-        self._written = {uid: written for uid, written in self._written.items() if uid in by_claim}
+        self._attempts = {uid: attempt for uid, attempt in self._attempts.items() if uid in by_claim}
         due = [uid for uid, seen in by_claim.items() if self._due(uid, seen, now_s)]
         if not due:
             return None
-        uid = min(due, key=lambda candidate: self._written.get(candidate, (float("-inf"), ()))[0])
-        seen = by_claim[uid]
+        never = _Attempt(at_s=float("-inf"), wait_s=self._interval_s)
+        uid = min(due, key=lambda candidate: self._attempts.get(candidate, never).at_s)
+        self._attempts[uid] = self._write(by_claim[uid], before=self._attempts.get(uid, never), now_s=now_s)
+        return uid
+
+    def _write(self, seen: Sequence[Observation], *, before: _Attempt, now_s: float) -> _Attempt:
         claim = seen[0].claim
-        usages = tuple(observation.usage for observation in seen)
         try:
             body = build(claim, seen)
             self._api.apply_claim_status(claim.namespace, claim.name, body, manager=self._manager)
         except ApiError as error:
-            usages = ()  # try again after the interval
-            if error.status != 404:
-                logger.warning("report not written", extra={"claim_uid": uid, "error": str(error)})
-        self._written[uid] = (now_s, usages)
-        return uid
+            problem = str(error)
+            if error.status != 404 and problem != before.problem:
+                logger.warning("report not written", extra={"claim_uid": claim.uid, "error": problem})
+            wait_s = self._interval_s if error.transient else min(2 * before.wait_s, _LONGEST_WAIT_S)
+            return _Attempt(now_s, max(wait_s, self._interval_s), problem=problem)
+        return _Attempt(now_s, self._interval_s, written=tuple(seen))
 
     def _due(self, uid: str, seen: Sequence[Observation], now_s: float) -> bool:
-        written = self._written.get(uid)
-        if written is None:
+        attempt = self._attempts.get(uid)
+        if attempt is None:
             return True
-        at_s, usages = written
-        if now_s - at_s < self._interval_s:
+        if now_s - attempt.at_s < attempt.wait_s:
             return False
-        return len(usages) != len(seen) or any(
-            notable(old, observation.usage) for old, observation in zip(usages, seen, strict=True)
-        )
+        written = attempt.written
+        return len(written) != len(seen) or any(map(notable, written, seen))

@@ -41,7 +41,6 @@ class Agent:
             readiness=self._readiness,
             reserve_bytes=settings.reserve_bytes,
             shares_per_gpu=settings.shares_per_gpu,
-            context_estimate_bytes=settings.context_estimate_bytes,
         )
         self._claims = Claims(
             node=settings.node_name,
@@ -55,6 +54,7 @@ class Agent:
             cdi_dir=settings.cdi_dir,
             reserve_bytes=settings.reserve_bytes,
             shares_per_gpu=settings.shares_per_gpu,
+            context_estimate_bytes=settings.context_estimate_bytes,
         )
         self._publisher = Publisher(
             api=kube, node=settings.node_name, devices=self._hardware.published, readiness=self._readiness

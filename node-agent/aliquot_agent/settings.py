@@ -38,7 +38,7 @@ class Settings:
     shares_per_gpu: int
     """Most tenants per GPU."""
     context_estimate_bytes: int
-    """What a CUDA context counts as, until this GPU and driver have shown what one takes."""
+    """What a CUDA context counts until it is measured: at or above what one takes on this cluster's GPUs."""
     metrics_port: int
     """Port of /metrics, /healthz and /readyz."""
     report_interval_s: float
@@ -122,7 +122,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--library", Path("/opt/aliquot/libaliquot.so"), "the library for tenants", Path)
     add("--reserve", "0Mi", "memory per GPU that is never handed out")
     add("--shares", 16, "most tenants per GPU", int)
-    add("--context-estimate", "512Mi", "what a CUDA context counts as until one was measured")
+    add(
+        "--context-estimate",
+        "512Mi",
+        "what a CUDA context counts until it is measured; at or above what one takes on these GPUs",
+    )
     add("--metrics-port", 9410, "port of /metrics, /healthz, /readyz", int)
     add("--report-interval-s", 15.0, "least time between two status writes for a claim", float)
     add("--boot-id-file", Path("/proc/sys/kernel/random/boot_id"), "the node's boot id", Path)

@@ -10,9 +10,11 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +23,13 @@ from aliquot_agent.files import Step, no_step
 
 QUOTA: Final = "quota"
 LEDGER: Final = "ledger"
+_LEDGER_MODE: Final = 0o666
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 
 
-def create(path: Path, quota: region.Quota, *, step: Step = no_step) -> None:
+def create(path: Path, quota: region.Quota, *, mode: int = 0o755, step: Step = no_step) -> None:
     """Makes the share directory `path`, visible only once it is complete; FileExistsError if it is there.
 
     Nothing is synced to disk: only processes of this boot look at it, and claims.py makes it anew after one.
@@ -35,14 +38,14 @@ def create(path: Path, quota: region.Quota, *, step: Step = no_step) -> None:
         raise FileExistsError(f"{path} is a share already")
     page = region.encode_quota(quota)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.mkdir(parents=True, mode=0o755)
+    temporary.mkdir(parents=True, mode=mode)
     step("share: temporary directory made")
     try:
-        temporary.chmod(0o755)
+        temporary.chmod(mode)
         _write(temporary / QUOTA, page, size=region.QUOTA_SIZE, mode=0o644)
         step("share: quota written")
         header = region.encode_ledger_header(secrets.randbits(63))
-        _write(temporary / LEDGER, header, size=region.LEDGER_SIZE, mode=0o666)
+        _write(temporary / LEDGER, header, size=region.LEDGER_SIZE, mode=_LEDGER_MODE)
         step("share: ledger written")
         temporary.rename(path)
     except OSError:
@@ -85,7 +88,9 @@ class ShareFiles:
         try:
             self._ledger_fd = os.open(path / LEDGER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                region.decode_quota(os.pread(self._quota_fd, region.QUOTA_SIZE, 0))
+                size = os.fstat(self._quota_fd).st_size
+                if size != region.QUOTA_SIZE:
+                    raise region.DamagedRegion(f"quota has {size} bytes, want {region.QUOTA_SIZE}")
                 self._map = mmap.mmap(self._quota_fd, region.QUOTA_SIZE)
             except (OSError, ValueError):
                 os.close(self._ledger_fd)
@@ -107,18 +112,45 @@ class ShareFiles:
         self.close()
 
     def quota(self) -> region.Quota:
-        """The quota as it stands."""
+        """The quota as it stands; raises DamagedRegion."""
         return region.decode_quota(self._map[:])
 
     def set_quota(
         self, *, memory_limit_bytes: int | None = None, cores_millipercent: int | None = None
     ) -> None:
         """Changes limits in place, each word by one store, then the epoch: the next call sees it."""
+        epoch = self.quota().epoch  # raises for a damaged one, before anything is changed
         if memory_limit_bytes is not None:
             self._store("memory_limit_bytes", memory_limit_bytes)
         if cores_millipercent is not None:
             self._store("cores_millipercent", cores_millipercent)
-        self._store("epoch", self.quota().epoch + 1)
+        self._store("epoch", epoch + 1)
+
+    def restore_quota(self, wanted: region.Quota) -> bool:
+        """Puts back every word that is not as `wanted` but for epoch and heartbeat; whether any was not."""
+        with memoryview(self._map) as view, view.cast("Q") as words:
+            epoch, heartbeat_ns = words[_quota_word("epoch")], words[_quota_word("heartbeat_ns")]
+            page = region.encode_quota(replace(wanted, epoch=epoch, heartbeat_ns=heartbeat_ns))
+            if self._map[:] == page:
+                return False
+            with memoryview(page) as right, right.cast("Q") as right_words:
+                for index, word in enumerate(right_words):
+                    if words[index] != word:
+                        words[index] = word
+            words[_quota_word("epoch")] = (epoch + 1) % 2**64
+        return True
+
+    def restore_ledger(self) -> bool:
+        """Gives the ledger its size and mode back, whatever a tenant made of them; whether it had others."""
+        status = os.fstat(self._ledger_fd)
+        wrong_size = status.st_size != region.LEDGER_SIZE
+        wrong_mode = stat.S_IMODE(status.st_mode) != _LEDGER_MODE
+        if wrong_mode:
+            os.fchmod(self._ledger_fd, _LEDGER_MODE)
+        if wrong_size:
+            os.ftruncate(self._ledger_fd, region.LEDGER_SIZE)
+            os.posix_fallocate(self._ledger_fd, 0, region.LEDGER_SIZE)
+        return wrong_size or wrong_mode
 
     def beat(self, now_ns: int) -> None:
         """Writes the agent's heartbeat (CLOCK_MONOTONIC)."""
@@ -126,7 +158,7 @@ class ShareFiles:
 
     def _store(self, field: str, value: int) -> None:
         with memoryview(self._map) as view, view.cast("Q") as words:
-            words[getattr(region.QuotaLayout, field).offset // 8] = value
+            words[_quota_word(field)] = value
 
     def ledger(self) -> region.Ledger:
         """The ledger as it stands; raises DamagedRegion for one that a tenant has spoilt."""
@@ -189,6 +221,11 @@ class ShareFiles:
     def clear_slot(self, slot: region.Slot) -> None:
         """Frees a slot whose owner is dead; only inside `orphaned`."""
         os.pwrite(self._ledger_fd, region.free_slot(slot.generation), _slot_offset(slot.index))
+
+
+def _quota_word(field: str) -> int:
+    offset: int = getattr(region.QuotaLayout, field).offset
+    return offset // 8
 
 
 def _slot_offset(index: int) -> int:

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at every prepared share once a second, from outside: NVML against ledger.
 
-Writes what only the agent can know into the ledgers (host pid, overhead), frees the slots of dead
-processes, beats in each quota, and keeps what it saw for reports and metrics.
+Puts quotas and ledgers right, writes what only the agent can know into the ledgers (host pid, overhead),
+frees the slots of dead processes, beats in each quota, and keeps what it saw for reports and metrics.
 """
 
+import datetime
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from aliquot_agent import overhead, processes, region, sharedir
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
-from aliquot_agent.claims import Claims
+from aliquot_agent.claims import Claims, quota_of
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import Hardware
 from aliquot_agent.nvml import GpuProcess
@@ -26,20 +27,32 @@ logger = logging.getLogger(__name__)
 _PERIOD_S: Final = 1.0
 _REFRESH_TICKS: Final = 30
 _REFRESH_TICKS_BROKEN: Final = 5
+_STRANGER_LOOKS: Final = 2
+"""A process enters its ledger before it makes a context, so a second look without a slot is no race."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A ledger that cannot be read."""
+
+    message: str
+    since: str
+    """RFC 3339."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one share was seen to use."""
+    """What one share was seen to use; from NVML alone while its ledger is damaged."""
 
     claim: PreparedClaim
     share: PreparedShare
     usage: Usage
+    damage: Damage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All shares at one instant, and processes that use a share's GPU past its ledger, by GPU UUID."""
+    """All shares at one instant, and how many processes on their GPUs are in no ledger, by GPU UUID."""
 
     observations: tuple[Observation, ...] = ()
     unaccounted: tuple[tuple[str, int], ...] = ()
@@ -48,11 +61,15 @@ class Picture:
 class _Watched:
     """One share while it is prepared."""
 
-    def __init__(self, files: sharedir.ShareFiles) -> None:
+    def __init__(self, files: sharedir.ShareFiles, share: PreparedShare) -> None:
         self.files = files
+        self.share = share
         self.trackers: dict[int, overhead.Tracker] = {}
+        self.measured: dict[int, int] = {}
+        """What NVML says of the processes in its slots."""
         self.peak_bytes = 0
-        self.damaged = False
+        self.damage: Damage | None = None
+        self.warned = False
 
 
 class Watcher:
@@ -67,7 +84,8 @@ class Watcher:
         self._picture = Picture()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="watcher")
-        self._logged: set[int] = set()
+        self._strangers: dict[str, dict[int, int]] = {}
+        """Looks at which a process was in no ledger, by GPU UUID and host pid."""
 
     def start(self) -> None:
         """Begins to look."""
@@ -108,6 +126,7 @@ class Watcher:
         for claim in claims:
             for share in claim.shares:
                 by_gpu.setdefault(share.gpu_uuid, []).append((claim, share))
+        self._strangers = {gpu: looks for gpu, looks in self._strangers.items() if gpu in by_gpu}
         for gpu_uuid, shares in by_gpu.items():
             seen, strangers = self._look_at_gpu(gpu_uuid, shares)
             observations += seen
@@ -130,7 +149,7 @@ class Watcher:
             except (OSError, region.DamagedRegion) as error:
                 logger.error("share cannot be opened", extra={"claim_uid": claim.uid, "error": str(error)})
                 continue
-            self._watched[key] = _Watched(files)
+            self._watched[key] = _Watched(files, share)
 
     def _look_at_gpu(
         self, gpu_uuid: str, shares: list[tuple[PreparedClaim, PreparedShare]]
@@ -140,6 +159,8 @@ class Watcher:
         for claim, share in shares:
             watched = self._watched.get((claim.uid, share.share))
             if watched is not None:
+                self._restore(watched, claim)
+                watched.measured.clear()
                 watched.files.beat(now_ns)
                 for slot in self._living_slots(watched, claim):
                     before[Identity(slot.pid, slot.pidns_inode, slot.start_ticks)] = (watched, slot)
@@ -148,35 +169,56 @@ class Watcher:
         except NvmlError as error:
             logger.warning("GPU cannot be watched", extra={"gpu": gpu_uuid, "error": str(error)})
             running = ()
-        strangers = 0
+        strangers: list[GpuProcess] = []
         for process in running:
             identity = processes.identify(process.host_pid)
             if identity is None:
                 continue
             match = before.get(identity)
             if match is not None:
-                self._measure(gpu_uuid, process, *match)
-            elif processes.mounted_shares(process.host_pid) & {share.share for _, share in shares}:
-                strangers += 1
-                self._log_stranger(process, gpu_uuid)
-        return [
-            Observation(claim=claim, share=share, usage=usage)
-            for claim, share in shares
-            if (usage := self._usage(claim, share, running)) is not None
-        ], strangers
+                self._measure(process, *match)
+            elif not all(share.whole for _, share in shares):
+                strangers.append(process)
+        seen = [self._observe(claim, share, running) for claim, share in shares]
+        return [each for each in seen if each is not None], self._count_strangers(gpu_uuid, strangers)
+
+    def _restore(self, watched: _Watched, claim: PreparedClaim) -> None:
+        """Undoes what only root on the host, or a tenant with the ledger in hand, can have done."""
+        try:
+            restored = [
+                name
+                for name, done in (
+                    (sharedir.QUOTA, watched.files.restore_quota(quota_of(watched.share))),
+                    (sharedir.LEDGER, watched.files.restore_ledger()),
+                )
+                if done
+            ]
+        except OSError as error:
+            logger.error("ledger cannot be restored", extra={"claim_uid": claim.uid, "error": str(error)})
+            return
+        if restored and not watched.warned:
+            watched.warned = True
+            extra = {"claim_uid": claim.uid, "share": watched.share.share, "files": restored}
+            logger.warning("share was tampered with, files restored", extra=extra)
+
+    def _ledger(self, watched: _Watched, claim: PreparedClaim) -> region.Ledger | None:
+        """The ledger; None, and noted, when it is damaged."""
+        try:
+            ledger = watched.files.ledger()
+        except region.DamagedRegion as error:
+            if watched.damage is None:
+                logger.error("ledger is damaged", extra={"claim_uid": claim.uid, "error": str(error)})
+                now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                watched.damage = Damage(message=str(error), since=now)
+            return None
+        watched.damage = None
+        return ledger
 
     def _living_slots(self, watched: _Watched, claim: PreparedClaim) -> list[Slot]:
         """The slots in use, after those of dead processes were freed."""
-        try:
-            slots = watched.files.ledger().slots
-        except region.DamagedRegion as error:
-            if not watched.damaged:
-                logger.error("ledger is damaged", extra={"claim_uid": claim.uid, "error": str(error)})
-            watched.damaged = True
-            return []
-        watched.damaged = False
+        ledger = self._ledger(watched, claim)
         living = []
-        for slot in slots:
+        for slot in ledger.slots if ledger is not None else ():
             with watched.files.orphaned(slot.index) as orphaned:
                 # A program that closed all its descriptors lost its lock, but lives.
                 if orphaned and not _alive(slot):
@@ -186,49 +228,62 @@ class Watcher:
                     living.append(slot)
         return living
 
-    def _measure(self, gpu_uuid: str, process: GpuProcess, watched: _Watched, before: Slot) -> None:
+    def _measure(self, process: GpuProcess, watched: _Watched, before: Slot) -> None:
         after = watched.files.slot(before.index)
-        estimate = watched.files.quota().context_estimate_bytes
+        watched.measured[before.index] = process.used_bytes or 0
         tracker = watched.trackers.setdefault(before.index, overhead.Tracker())
         bytes_ = tracker.observe(
-            before=before, after=after, nvml_bytes=process.used_bytes, context_estimate_bytes=estimate
+            before=before,
+            after=after,
+            nvml_bytes=process.used_bytes,
+            context_estimate_bytes=watched.share.context_estimate_bytes,
         )
         if after is None or after.generation != before.generation:
             return
         if bytes_ is not None:
             watched.files.write_slot(after, host_pid=process.host_pid, overhead_bytes=bytes_)
-            gpu = next((gpu for gpu in self._hardware.by_device().values() if gpu.uuid == gpu_uuid), None)
-            if gpu is not None and after.contexts:
-                self._hardware.context_measured(gpu, -(-bytes_ // after.contexts))
         elif after.host_pid != process.host_pid:
             watched.files.write_host_pid(after.index, process.host_pid)
 
-    def _usage(
+    def _observe(
         self, claim: PreparedClaim, share: PreparedShare, running: tuple[GpuProcess, ...]
-    ) -> Usage | None:
+    ) -> Observation | None:
         key = (claim.uid, share.share)
         if share.whole:
             used = sum(process.used_bytes or 0 for process in running)
             peak = self._whole_peaks[key] = max(used, self._whole_peaks.get(key, 0))
-            return Usage(share.memory_bytes, used, peak, denied=0, processes=len(running))
+            return Observation(claim, share, Usage(share.memory_bytes, used, peak, 0, len(running)))
         watched = self._watched.get(key)
-        if watched is None or watched.damaged:
+        if watched is None:
             return None
-        try:
-            usage = region.usage(watched.files.quota(), watched.files.ledger())
-        except region.DamagedRegion:
-            return None
+        ledger = self._ledger(watched, claim)
+        most_bytes = self._hardware.memory_bytes(share.gpu_uuid) or share.memory_bytes
+        if ledger is not None:
+            usage = region.usage(quota_of(share), ledger, most_bytes=most_bytes, measured=watched.measured)
+        else:
+            inside = [
+                process.used_bytes or 0
+                for process in running
+                if share.share in processes.mounted_shares(process.host_pid)
+            ]
+            used = min(sum(inside), most_bytes)
+            usage = Usage(share.memory_bytes, used, used, denied=0, processes=len(inside))
         watched.peak_bytes = max(watched.peak_bytes, usage.peak_bytes)
-        return Usage(usage.limit_bytes, usage.used_bytes, watched.peak_bytes, usage.denied, usage.processes)
+        return Observation(claim, share, replace(usage, peak_bytes=watched.peak_bytes), watched.damage)
 
-    def _log_stranger(self, process: GpuProcess, gpu_uuid: str) -> None:
-        if process.host_pid not in self._logged:
-            self._logged = {pid for pid in self._logged if processes.identify(pid) is not None}
-            self._logged.add(process.host_pid)
-            logger.error(
-                "process uses a shared GPU without a slot in its share's ledger",
-                extra={"host_pid": process.host_pid, "gpu": gpu_uuid, "bytes": process.used_bytes},
-            )
+    def _count_strangers(self, gpu_uuid: str, strangers: list[GpuProcess]) -> int:
+        """How many of these processes were in no ledger for long enough; logs each once."""
+        before = self._strangers.get(gpu_uuid, {})
+        looks = {process.host_pid: before.get(process.host_pid, 0) + 1 for process in strangers}
+        self._strangers[gpu_uuid] = looks
+        for process in strangers:
+            if looks[process.host_pid] == _STRANGER_LOOKS:
+                extra = {"host_pid": process.host_pid, "gpu": gpu_uuid, "bytes": process.used_bytes}
+                pod_uid = processes.pod_uid(process.host_pid)
+                if pod_uid is not None:
+                    extra["pod_uid"] = pod_uid
+                logger.error("process uses a shared GPU and is in no ledger", extra=extra)
+        return sum(count >= _STRANGER_LOOKS for count in looks.values())
 
 
 def _alive(slot: Slot) -> bool:

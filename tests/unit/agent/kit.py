@@ -51,16 +51,12 @@ class FakeGpus:
 
     gpus: list[Gpu]
     busy_uuids: set[str] = field(default_factory=set)
-    estimate: int = ESTIMATE
 
     def by_device(self) -> Mapping[str, Gpu]:
         return {device_name(gpu.uuid): gpu for gpu in self.gpus}
 
     def busy(self, gpu_uuid: str) -> bool:
         return gpu_uuid in self.busy_uuids
-
-    def context_estimate(self, gpu: Gpu) -> int:
-        return self.estimate
 
 
 @dataclass
@@ -168,6 +164,7 @@ class Node:
             cdi_dir=self.cdi_dir,
             reserve_bytes=0,
             shares_per_gpu=self.shares_per_gpu,
+            context_estimate_bytes=ESTIMATE,
             patience_s=self.patience_s,
             step=step,
         )

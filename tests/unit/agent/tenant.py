@@ -45,6 +45,14 @@ class Tenant:
         """What a hostile tenant may do."""
         os.ftruncate(self._fd, 100)
 
+    def write_over(self) -> None:
+        """What a hostile tenant may do: a header that is none."""
+        os.pwrite(self._fd, b"\xff" * 64, 0)
+
+    def claim_peak(self, bytes_: int) -> None:
+        """Sets the share's peak."""
+        self._header("peak_bytes", bytes_)
+
     def die(self) -> None:
         """Gives the lock back, as the kernel does at death."""
         os.close(self._fd)

@@ -51,8 +51,10 @@ def test_a_share_gets_quota_ledger_and_cdi_devices(node: Node) -> None:
     assert quota.memory_limit_bytes == 8000 * MIB
     assert quota.cores_millipercent == 30_000
     assert quota.context_estimate_bytes == ESTIMATE
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (directory, *directory.iterdir())}
-    assert modes == {directory.name: 0o755, "quota": 0o644, "ledger": 0o666}
+    files = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+    assert files == {"quota": 0o644, "ledger": 0o666}
+    folders = [path.stat().st_mode & 0o777 for path in (node.claims_dir, directory.parent, directory)]
+    assert folders == [0o700, 0o700, 0o700]
 
 
 def test_the_cdi_spec_mounts_share_library_and_preload(node: Node) -> None:
@@ -63,6 +65,10 @@ def test_the_cdi_spec_mounts_share_library_and_preload(node: Node) -> None:
     spec = spec_of(node, ref.uid)
     name, host = share["shareID"], node.claims_dir / ref.uid / share["shareID"]
     mounts = [*spec["devices"][0]["containerEdits"]["mounts"], *spec["containerEdits"]["mounts"]]
+    root = {mount["containerPath"]: mount for mount in mounts}.pop("/run/aliquot")
+    assert (root["type"], "ro" in root["options"]) == ("tmpfs", True)
+    mounts.remove(root)
+    assert all({"nosuid", "nodev", "bind"} <= set(mount["options"]) for mount in mounts)
     by_target = {mount["containerPath"]: (mount["hostPath"], mount["options"][0]) for mount in mounts}
     library = by_target.pop("/run/aliquot/lib/libaliquot.so")
     preload = by_target.pop("/etc/ld.so.preload")
@@ -73,6 +79,33 @@ def test_the_cdi_spec_mounts_share_library_and_preload(node: Node) -> None:
     assert (library[1], preload[1]) == ("ro", "ro")
     assert Path(library[0]).read_bytes() == node.library.read_bytes()
     assert Path(preload[0]).read_text() == "/run/aliquot/lib/libaliquot.so\n"
+
+
+def test_two_claims_bring_the_same_mount_point(node: Node) -> None:
+    claims = node.claims()
+    roots = []
+    for name in ("one", "two"):
+        ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name=name))
+        claims.prepare(ref)
+        roots.append(spec_of(node, ref.uid)["containerEdits"]["mounts"][0])
+    assert roots[0] == roots[1]
+    assert roots[0]["containerPath"] == "/run/aliquot"
+
+
+@pytest.mark.parametrize("offset", [0, 64])
+def test_a_quota_that_was_changed_is_put_right_by_the_next_call(node: Node, offset: int) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.claims().prepare(ref)
+    quota = next(node.claims_dir.rglob("quota"))
+    inode = quota.stat().st_ino
+    with quota.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff" * 8)
+
+    assert node.claims().prepare(ref)
+    assert quota.stat().st_ino == inode
+    with sharedir.ShareFiles(path=quota.parent) as opened:
+        assert opened.quota().memory_limit_bytes == 8000 * MIB
 
 
 def test_a_second_call_answers_the_same_and_keeps_the_files(node: Node) -> None:

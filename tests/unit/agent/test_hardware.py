@@ -3,7 +3,7 @@ from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import READINESS, Hardware
 from aliquot_agent.nvml import Gpu, GpuProcess, Inventory
 from aliquot_agent.readiness import Readiness
-from tests.unit.agent.kit import ESTIMATE, make_gpu
+from tests.unit.agent.kit import make_gpu
 
 
 class FakeNvml:
@@ -37,7 +37,6 @@ def make_hardware(nvml: FakeNvml, readiness: Readiness) -> Hardware:
         readiness=readiness,
         reserve_bytes=0,
         shares_per_gpu=16,
-        context_estimate_bytes=ESTIMATE,
     )
 
 
@@ -84,14 +83,12 @@ def test_a_gpu_is_busy_while_it_has_processes_or_cannot_say() -> None:
     assert (hardware.busy(one.uuid), hardware.busy(two.uuid)) == (True, False)
 
 
-def test_a_context_is_estimated_by_the_most_of_the_recent_ones() -> None:
+def test_the_memory_of_a_gpu_is_known_while_nvml_shows_it() -> None:
     gpu = make_gpu(0)
-    hardware = make_hardware(FakeNvml(gpu), Readiness())
-    assert hardware.context_estimate(gpu) == ESTIMATE
-    for measured in (100, 300, 200):
-        hardware.context_measured(gpu, measured)
-    assert hardware.context_estimate(gpu) == 300
-    for _ in range(16):
-        hardware.context_measured(gpu, 250)
-    assert hardware.context_estimate(gpu) == 250
-    assert hardware.context_estimate(make_gpu(0, driver_version="999.1.1")) == ESTIMATE
+    nvml = FakeNvml(gpu)
+    hardware = make_hardware(nvml, Readiness())
+    hardware.refresh()
+    assert hardware.memory_bytes(gpu.uuid) == gpu.memory_bytes
+    nvml.error = "driver is reloading"
+    hardware.refresh()
+    assert hardware.memory_bytes(gpu.uuid) is None

@@ -82,3 +82,8 @@ def test_use_above_what_nvml_shows_is_no_overhead() -> None:
 def test_where_nvml_does_not_say_the_estimate_stays() -> None:
     tracker = Tracker()
     assert [observe(tracker, unmeasured(), None) for _ in range(3)] == [None, None, None]
+
+
+def test_words_that_are_no_counts_are_not_measured() -> None:
+    tracker, slot = Tracker(), unmeasured(used=2**64 - 1)
+    assert [observe(tracker, slot, 300 * MIB) for _ in range(3)] == [None, None, None]

@@ -2,6 +2,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from aliquot_agent import processes
 from aliquot_agent.processes import Identity
 
@@ -44,3 +46,37 @@ def test_the_shares_of_its_container_are_read_from_its_mounts(tmp_path: Path) ->
     )
     write(tmp_path, status="", stat=f"42 (x) {FIELDS}", mounts=mounts)
     assert processes.mounted_shares(42, proc=tmp_path) == {"share-a"}
+
+
+UID = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+FLAT_UID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+UNDERSCORED = UID.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "uid"),
+    [
+        pytest.param(f"0::/kubepods/burstable/pod{UID}/0123abcd\n", UID, id="v2, cgroupfs"),
+        pytest.param(
+            f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/"
+            "cri-containerd-0123abcd.scope\n",
+            UID,
+            id="v2, systemd",
+        ),
+        pytest.param(
+            f"12:pids:/kubepods/pod{UID}/0123\n1:name=systemd:/kubepods/pod{UID}/0123\n", UID, id="v1"
+        ),
+        pytest.param(f"0::/../../kubepods-pod{UNDERSCORED}.slice/x.scope\n", UID, id="seen from a container"),
+        pytest.param(f"0::/kubepods/pod{FLAT_UID}/0123\n", FLAT_UID, id="static pod"),
+        pytest.param("0::/system.slice/sshd.service\n", None, id="no pod"),
+        pytest.param("0::/user.slice/podman-1234.scope\n", None, id="not a UID"),
+    ],
+)
+def test_the_pod_is_read_from_the_cgroup(tmp_path: Path, cgroup: str, uid: str | None) -> None:
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "cgroup").write_text(cgroup)
+    assert processes.pod_uid(42, proc=tmp_path) == uid
+
+
+def test_a_process_that_is_gone_is_in_no_pod(tmp_path: Path) -> None:
+    assert processes.pod_uid(42, proc=tmp_path) is None

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,36 @@ def test_a_slot_counts_what_the_shim_counts(slot: Slot, counted: int) -> None:
     assert region.counted_bytes(slot, 100) == counted
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param({"used_bytes": 2**64 - 1}, id="used"),
+        pytest.param({"used_bytes": region.SANE_BYTES + 1}, id="used, just above"),
+        pytest.param({"overhead_bytes": 2**64 - 2}, id="overhead"),
+        pytest.param({"contexts": 2**32, "overhead_bytes": region.OVERHEAD_UNKNOWN}, id="contexts"),
+    ],
+)
+def test_words_that_are_no_counts_are_not_counted(words: dict[str, int]) -> None:
+    slot = with_words(**words)
+    ledger = region.Ledger(denied=2**64 - 1, throttled_ns=0, peak_bytes=2**64 - 1, slots=(slot,))
+    quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100)
+    assert region.counted_bytes(slot, 0) is None
+    unknown = region.usage(quota, ledger, most_bytes=1000)
+    assert (unknown.used_bytes, unknown.peak_bytes, unknown.denied) == (0, 0, 2**63 - 1)
+    measured = region.usage(quota, ledger, most_bytes=1000, measured={0: 70})
+    assert (measured.used_bytes, measured.peak_bytes) == (70, 70)
+
+
+@given(words=st.tuples(WORD, WORD, WORD, WORD), peak=WORD, measured=WORD)
+def test_no_number_is_above_what_there_is(words: tuple[int, int, int, int], peak: int, measured: int) -> None:
+    names = ("used_bytes", "overhead_bytes", "contexts", "measured_contexts")
+    slot = with_words(**dict(zip(names, words, strict=True)))
+    ledger = region.Ledger(denied=0, throttled_ns=0, peak_bytes=peak, slots=(slot, slot))
+    quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100, context_estimate_bytes=5)
+    usage = region.usage(quota, ledger, most_bytes=1000, measured={0: measured})
+    assert usage.used_bytes <= usage.peak_bytes <= 1000
+
+
 def test_limits_change_in_place_and_move_the_epoch(tmp_path: Path) -> None:
     path = tmp_path / "share"
     sharedir.create(path, Quota(gpu_uuid=UUID, memory_limit_bytes=100, cores_millipercent=5))
@@ -153,3 +186,40 @@ def test_a_cleared_slot_is_free_with_a_higher_generation(tmp_path: Path) -> None
     raw = (tmp_path / "share" / "ledger").read_bytes()[region.LEDGER_HEADER_SIZE :][: region.SLOT_SIZE]
     layout = region.SlotLayout.from_buffer_copy(raw)
     assert (layout.generation, layout.overhead_bytes) == (slot.generation + 1, region.OVERHEAD_UNKNOWN)
+
+
+@pytest.mark.parametrize("field", ["memory_limit_bytes", "flags", "cores_millipercent", "magic", "reserved1"])
+def test_a_quota_is_restored_in_place(tmp_path: Path, field: str) -> None:
+    quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100, cores_millipercent=5)
+    sharedir.create(tmp_path / "share", quota)
+    with sharedir.ShareFiles(path=tmp_path / "share") as opened:
+        opened.beat(77)
+        assert not opened.restore_quota(quota)
+        with (tmp_path / "share" / "quota").open("r+b") as file:
+            file.seek(getattr(region.QuotaLayout, field).offset)
+            file.write(b"\xff" * 8)
+        assert opened.restore_quota(quota)
+        assert opened.quota() == replace(quota, epoch=1, heartbeat_ns=77)
+        assert not opened.restore_quota(quota)
+
+
+@pytest.mark.parametrize("size", [0, 100, region.LEDGER_SIZE - 1, 2 * region.LEDGER_SIZE])
+def test_a_ledger_gets_its_size_back(tmp_path: Path, size: int) -> None:
+    sharedir.create(tmp_path / "share", Quota(gpu_uuid=UUID, memory_limit_bytes=100))
+    ledger = tmp_path / "share" / "ledger"
+    with sharedir.ShareFiles(path=tmp_path / "share") as opened:
+        assert not opened.restore_ledger()
+        os.truncate(ledger, size)
+        assert opened.restore_ledger()
+        assert (ledger.stat().st_size, opened.restore_ledger()) == (region.LEDGER_SIZE, False)
+        assert ledger.stat().st_blocks * 512 >= region.LEDGER_SIZE
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o4777, 0o600])
+def test_a_ledger_gets_its_mode_back(tmp_path: Path, mode: int) -> None:
+    sharedir.create(tmp_path / "share", Quota(gpu_uuid=UUID, memory_limit_bytes=100))
+    ledger = tmp_path / "share" / "ledger"
+    with sharedir.ShareFiles(path=tmp_path / "share") as opened:
+        ledger.chmod(mode)
+        assert opened.restore_ledger()
+    assert stat.S_IMODE(ledger.stat().st_mode) == 0o666

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.errors import ApiError
 from aliquot_agent.region import Usage
 from aliquot_agent.report import Reporter
-from aliquot_agent.watcher import Observation
+from aliquot_agent.watcher import Damage, Observation
 
 MIB = 1024**2
 LIMIT = 8000 * MIB
@@ -41,14 +42,15 @@ def observation(uid: str, *, used: int = 0, denied: int = 0, processes: int = 0)
 
 
 class FakeApi:
-    """Statuses by claim; `failure` is raised once."""
+    """Statuses by claim; `failure` is raised once, `refusal` each time."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, dict[str, Any]]] = []
         self.failure: ApiError | None = None
+        self.refusal: ApiError | None = None
 
     def apply_claim_status(self, namespace: str, name: str, body: dict[str, Any], *, manager: str) -> None:
-        failure, self.failure = self.failure, None
+        failure, self.failure = self.failure or self.refusal, None
         if failure is not None:
             raise failure
         assert (namespace, manager) == ("team-a", "aliquot-agent-node-1")
@@ -123,3 +125,47 @@ def test_a_failed_write_is_tried_again_after_the_interval() -> None:
     assert scene.at(1, observation("u")) is None
     scene.at(16, observation("u"))
     assert [name for name, _ in scene.api.written] == ["claim-u"]
+
+
+def test_a_damaged_ledger_is_a_condition_while_it_lasts() -> None:
+    good = observation("u")
+    damaged = replace(good, damage=Damage(message="header is damaged", since="2026-02-03T04:05:06Z"))
+    (device,) = report.build(damaged.claim, [damaged])["status"]["devices"]
+    ready, damage = device["conditions"]
+    assert (ready["type"], ready["status"]) == ("Ready", "True")
+    assert (damage["type"], damage["status"]) == ("LedgerDamaged", "True")
+    assert damage["message"].startswith("header is damaged")
+    assert damage["lastTransitionTime"] == "2026-02-03T04:05:06Z"
+    scene = Scene()
+    assert [scene.at(0, good), scene.at(20, damaged), scene.at(40, damaged), scene.at(60, good)] == [
+        "u",
+        "u",
+        None,
+        "u",
+    ]
+
+
+def test_a_claim_whose_report_is_refused_is_left_alone_for_longer_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene()
+    scene.api.refusal = ApiError(status=422, message="too long")
+    tries = [now for now in range(1500) if scene.at(now, observation("u")) is not None]
+    gaps = [after - before for before, after in zip(tries, tries[1:], strict=False)]
+    assert gaps == [30, 60, 120, 240, 300, 300, 300]
+    assert len(caplog.records) == 1
+    scene.api.refusal = ApiError(status=422, message="another reason")
+    scene.at(tries[-1] + 300, observation("u"))
+    assert len(caplog.records) == 2
+
+    scene.api.refusal = None
+    scene.at(3000, observation("u"))
+    assert scene.at(3015, observation("u", used=LIMIT)) == "u"
+
+
+def test_a_refused_claim_does_not_hold_up_others() -> None:
+    scene = Scene()
+    scene.api.refusal = ApiError(status=422, message="too long")
+    scene.at(0, observation("bad"))
+    scene.api.refusal = None
+    assert scene.at(1, observation("bad"), observation("good")) == "good"
