@@ -339,9 +339,9 @@ class Claims:
             sharedir.remove(path, step=self._step)
         elif path.exists():
             with sharedir.ShareFiles(path=path) as opened:  # raises DamagedRegion: containers may be using it
-                opened.restore_quota(quota_of(share))
+                opened.restore_quota(sharedir.quota_of(share))
             return
-        quota = replace(quota_of(share), heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+        quota = replace(sharedir.quota_of(share), heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
         path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         sharedir.create(path, quota, mode=_PRIVATE, step=self._step)
 
@@ -384,16 +384,6 @@ class Claims:
             share=share.share,
             cdi_ids=(base_id, *own),
         )
-
-
-def quota_of(share: PreparedShare) -> region.Quota:
-    """The quota that a share must have, but for the words that move."""
-    return region.Quota(
-        gpu_uuid=share.gpu_uuid,
-        memory_limit_bytes=share.memory_bytes,
-        cores_millipercent=share.cores_percent * 1000,
-        context_estimate_bytes=share.context_estimate_bytes,
-    )
 
 
 def _same(entry: PreparedClaim, results: Sequence[Result]) -> bool:

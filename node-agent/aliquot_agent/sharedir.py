@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from aliquot_agent import region
+from aliquot_agent.checkpoint import PreparedShare
 from aliquot_agent.files import Step, no_step
 
 QUOTA: Final = "quota"
@@ -27,6 +28,16 @@ _LEDGER_MODE: Final = 0o666
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
+
+
+def quota_of(share: PreparedShare) -> region.Quota:
+    """The quota that a share must have, but for the words that move."""
+    return region.Quota(
+        gpu_uuid=share.gpu_uuid,
+        memory_limit_bytes=share.memory_bytes,
+        cores_millipercent=share.cores_percent * 1000,
+        context_estimate_bytes=share.context_estimate_bytes,
+    )
 
 
 def create(path: Path, quota: region.Quota, *, mode: int = 0o755, step: Step = no_step) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from aliquot_agent import overhead, processes, region, sharedir
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
-from aliquot_agent.claims import Claims, quota_of
+from aliquot_agent.claims import Claims
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import Hardware
 from aliquot_agent.nvml import GpuProcess
@@ -184,22 +184,24 @@ class Watcher:
 
     def _restore(self, watched: _Watched, claim: PreparedClaim) -> None:
         """Undoes what only root on the host, or a tenant with the ledger in hand, can have done."""
+        error = ""
+        restored: list[str] = []
         try:
-            restored = [
-                name
-                for name, done in (
-                    (sharedir.QUOTA, watched.files.restore_quota(quota_of(watched.share))),
-                    (sharedir.LEDGER, watched.files.restore_ledger()),
-                )
-                if done
-            ]
-        except OSError as error:
-            logger.error("ledger cannot be restored", extra={"claim_uid": claim.uid, "error": str(error)})
-            return
-        if restored and not watched.warned:
+            if watched.files.restore_quota(sharedir.quota_of(watched.share)):
+                restored.append(sharedir.QUOTA)
+            if watched.files.restore_ledger():
+                restored.append(sharedir.LEDGER)
+        except OSError as problem:
+            error = str(problem)
+        if (restored or error) and not watched.warned:
             watched.warned = True
-            extra = {"claim_uid": claim.uid, "share": watched.share.share, "files": restored}
-            logger.warning("share was tampered with, files restored", extra=extra)
+            extra = {
+                "claim_uid": claim.uid,
+                "share": watched.share.share,
+                "restored": restored,
+                "error": error,
+            }
+            logger.warning("share was tampered with", extra=extra)
 
     def _ledger(self, watched: _Watched, claim: PreparedClaim) -> region.Ledger | None:
         """The ledger; None, and noted, when it is damaged."""
@@ -259,7 +261,9 @@ class Watcher:
         ledger = self._ledger(watched, claim)
         most_bytes = self._hardware.memory_bytes(share.gpu_uuid) or share.memory_bytes
         if ledger is not None:
-            usage = region.usage(quota_of(share), ledger, most_bytes=most_bytes, measured=watched.measured)
+            usage = region.usage(
+                sharedir.quota_of(share), ledger, most_bytes=most_bytes, measured=watched.measured
+            )
         else:
             inside = [
                 process.used_bytes or 0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_claim_whose_report_is_refused_is_left_alone_for_longer_each_time(
     scene = Scene()
     scene.api.refusal = ApiError(status=422, message="too long")
     tries = [now for now in range(1500) if scene.at(now, observation("u")) is not None]
-    gaps = [after - before for before, after in zip(tries, tries[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(tries)]
     assert gaps == [30, 60, 120, 240, 300, 300, 300]
     assert len(caplog.records) == 1
     scene.api.refusal = ApiError(status=422, message="another reason")
