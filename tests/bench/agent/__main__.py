@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import grpc
 
@@ -26,10 +26,10 @@ from aliquot_agent.claims import ClaimRef, PreparedDevice
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
 from aliquot_agent.plugin import DraPlugin
 from tests.bench.agent.server import FakeApiServer
+from tests.bench.figures import Figure, at_most, publish
 from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
 ROOT = Path(__file__).resolve().parents[3]
-OUTPUT = ROOT / "build" / "bench" / "agent.json"
 SIM = ROOT / "build" / "sim"
 SHIM = ROOT / "build" / "shim" / "libaliquot.so"
 GPUS = 8
@@ -39,29 +39,6 @@ PREPARE_TARGET_MS = 15.0
 START_TARGET_S = 2.0
 SIZE_TARGET_MIB = 110.0
 DEADLINE_S = 60
-
-
-class Figure(TypedDict):
-    """One line of a benchmark's result."""
-
-    what: str
-    value: float
-    unit: str
-    baseline: float | None
-    target: float
-    holds: bool
-
-
-def figure(what: str, value: float, unit: str, *, target: float, baseline: float | None = None) -> Figure:
-    """`target` is the most that `value` may be."""
-    return {
-        "what": what,
-        "value": round(value, 2),
-        "unit": unit,
-        "baseline": None if baseline is None else round(baseline, 2),
-        "target": round(target, 2),
-        "holds": value <= target,
-    }
 
 
 class LeastPlugin:
@@ -163,17 +140,17 @@ def prepare_figures(root: Path) -> list[Figure]:
     # Claims from memory flatter the baseline, whose only real cost is the API call: the bound of a burst
     # is what such a plugin was measured to take with a real API server (64 ms mean, 230 ms p99).
     return [
-        figure(
+        at_most(
             "prepare, alone, median",
             statistics.median(prepare),
             "ms",
             target=PREPARE_TARGET_MS,
             baseline=statistics.median(least_alone),
         ),
-        figure("prepare again, median", statistics.median(again), "ms", target=PREPARE_TARGET_MS),
-        figure("unprepare, alone, median", statistics.median(unprepare), "ms", target=PREPARE_TARGET_MS),
-        figure(f"prepare, {BURST} at once, mean", mean, "ms", target=1.5 * 64, baseline=least_mean),
-        figure(f"prepare, {BURST} at once, p99", p99, "ms", target=2 * 230, baseline=least_p99),
+        at_most("prepare again, median", statistics.median(again), "ms", target=PREPARE_TARGET_MS),
+        at_most("unprepare, alone, median", statistics.median(unprepare), "ms", target=PREPARE_TARGET_MS),
+        at_most(f"prepare, {BURST} at once, mean", mean, "ms", target=1.5 * 64, baseline=least_mean),
+        at_most(f"prepare, {BURST} at once, p99", p99, "ms", target=2 * 230, baseline=least_p99),
     ]
 
 
@@ -216,9 +193,9 @@ def process_figures(root: Path) -> list[Figure]:
             stopped_s = time.perf_counter() - stop
     size_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
     return [
-        figure("start to published slice", started_s, "s", target=START_TARGET_S),
-        figure("resident size after start", size_kib / 1024, "MiB", target=SIZE_TARGET_MIB),
-        figure("SIGTERM to end", stopped_s, "s", target=10),
+        at_most("start to published slice", started_s, "s", target=START_TARGET_S),
+        at_most("resident size after start", size_kib / 1024, "MiB", target=SIZE_TARGET_MIB),
+        at_most("SIGTERM to end", stopped_s, "s", target=10),
     ]
 
 
@@ -227,13 +204,7 @@ def main() -> int:
         figures = prepare_figures(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         figures += process_figures(Path(folder))
-    print(f"{'what':32} {'value':>9} {'baseline':>9} {'target':>9}")
-    for row in figures:
-        baseline = "" if row["baseline"] is None else f"{row['baseline']:.2f}"
-        mark = "" if row["holds"] else "  misses"
-        print(f"{row['what']:32} {row['value']:9.2f} {baseline:>9} {row['target']:9.2f} {row['unit']}{mark}")
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps(figures, indent=2) + "\n")
+    publish("agent", figures)
     return 0
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m tests.bench.shim: added time of the shim against the bare simulated driver, in one run."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,10 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 from shim.tests import shares
 from shim.tests.sandbox import MIB, ROOT, SHIM, Sandbox
+from tests.bench.figures import Figure, at_least, at_most, publish
 
 ROUNDS: Final = 12
 RATE_ROUNDS: Final = 3
@@ -33,29 +33,14 @@ CALLS: Final = {
 """`measure`'s names: what they are, and the most that the shim may add in ns."""
 
 
-class Figure(TypedDict):
-    """One line of build/bench/shim.json."""
-
-    what: str
-    value: float
-    unit: str
-    baseline: float
-    target: float
-    holds: bool
-
-
-def figure(what: str, *, ours: float, bare: float, target: float, unit: str = "ns") -> Figure:
+def added(what: str, *, ours: float, bare: float, target: float, unit: str = "ns") -> Figure:
     """Added time, to be at most `target`."""
-    added = round(ours - bare, 1)
-    holds = added <= target
-    return Figure(what=what, value=added, unit=unit, baseline=round(bare, 1), target=target, holds=holds)
+    return at_most(what, round(ours - bare, 1), unit, baseline=round(bare, 1), target=target)
 
 
 def ratio(what: str, *, ours: float, bare: float, target: float) -> Figure:
     """Part of the bare rate that is left, to be at least `target`."""
-    left = round(ours / bare, 3)
-    holds = left >= target
-    return Figure(what=what, value=left, unit="of bare", baseline=round(bare), target=target, holds=holds)
+    return at_least(what, ours / bare, "of bare", baseline=round(bare), target=target)
 
 
 def lines(text: str) -> dict[str, float]:
@@ -74,7 +59,7 @@ class Bench:
         """Calls within one process."""
         bare, ours = self._least(lambda bare: self._once("calls", bare=bare), ROUNDS)
         return [
-            figure(what, ours=ours[name], bare=bare[name], target=target)
+            added(what, ours=ours[name], bare=bare[name], target=target)
             for name, (what, target) in CALLS.items()
         ]
 
@@ -94,7 +79,7 @@ class Bench:
     def init(self) -> Figure:
         """cuInit in fresh processes."""
         bare, ours = self._least(lambda bare: self._once("init", bare=bare), INITS)
-        return figure("cuInit", ours=ours["init"], bare=bare["init"], target=300_000)
+        return added("cuInit", ours=ours["init"], bare=bare["init"], target=300_000)
 
     def start(self) -> Figure:
         """Start and end of a program that does not use CUDA."""
@@ -107,7 +92,7 @@ class Bench:
 
         bare, ours = self._least(measure, STARTS)
         what = "start of a program without CUDA"
-        return figure(what, ours=ours["start"], bare=bare["start"], target=100_000)
+        return added(what, ours=ours["start"], bare=bare["start"], target=100_000)
 
     def _once(self, *arguments: str, bare: bool) -> dict[str, float]:
         return lines(self._sandbox.run(self._program, *arguments, bare=bare).stdout)
@@ -122,17 +107,6 @@ class Bench:
                 for name, value in measure(bare).items():
                     best[bare][name] = min(value, best[bare].get(name, value))
         return best[True], best[False]
-
-
-def show(figures: list[Figure]) -> None:
-    """The table."""
-    sys.stdout.write(f"{'added by the shim':36} {'added':>12} {'bare driver':>12} {'target':>12}\n")
-    for line in figures:
-        compare = ">=" if line["unit"] == "of bare" else "<="
-        value = f"{line['value']:g} {line['unit']}"
-        target = f"{compare} {line['target']:g}"
-        mark = "" if line["holds"] else "  MISSED"
-        sys.stdout.write(f"{line['what']:36} {value:>12} {line['baseline']:>12g} {target:>12}{mark}\n")
 
 
 def main() -> int:
@@ -160,10 +134,7 @@ def main() -> int:
         )
         bench = Bench(sandbox=sandbox, program=program)
         figures = [*bench.calls(), bench.rate(), bench.init(), bench.start()]
-    show(figures)
-    target = ROOT / "build" / "bench" / "shim.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    publish("shim", figures)
     return 0
 
 

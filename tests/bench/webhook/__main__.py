@@ -13,39 +13,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
 
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.rewrite import Patch, rewrite
+from tests.bench.figures import Figure, at_most, publish
 from tests.unit.webhook.kit import H100, container, inventory, pod, review
 from tests.unit.webhook.service import HOST
 
-OUTPUT = Path("build/bench/webhook.json")
 DEADLINE_S = 30
-
-
-class Figure(TypedDict):
-    """One line of a benchmark's result."""
-
-    what: str
-    value: float
-    unit: str
-    baseline: float | None
-    target: float
-    holds: bool
-
-
-def figure(what: str, value: float, unit: str, *, target: float, baseline: float | None = None) -> Figure:
-    """`target` is the most that `value` may be."""
-    rounded = None if baseline is None else round(baseline, 3)
-    return {
-        "what": what,
-        "value": round(value, 3),
-        "unit": unit,
-        "baseline": rounded,
-        "target": round(target, 3),
-        "holds": value <= target,
-    }
 
 
 def median_s(action: Callable[[], object], rounds: int) -> float:
@@ -66,7 +41,7 @@ def measure_rewrite() -> Figure:
     policy = Policy()
     # The best of 20 medians: other work on the machine must not decide.
     value = min(median_s(lambda: rewrite(given, policy, known), 100) for _ in range(20)) * 1e6
-    return figure("rewrite, 8 containers, best of 20 medians", value, "µs", target=200)
+    return at_most("rewrite, 8 containers, best of 20 medians", value, "µs", target=200)
 
 
 def measure_server() -> list[Figure]:
@@ -97,14 +72,14 @@ def measure_server() -> list[Figure]:
             process.send_signal(signal.SIGTERM)
             process.wait(DEADLINE_S)
     return [
-        figure(
+        at_most(
             "review over HTTPS, known spec, median (baseline: a pod that is let through)",
             value_ms,
             "ms",
             baseline=idle_ms,
             target=1.5 * idle_ms,
         ),
-        figure("start to first answer", start_s, "s", target=2.0),
+        at_most("start to first answer", start_s, "s", target=2.0),
     ]
 
 
@@ -117,12 +92,7 @@ def _post(connection: http.client.HTTPSConnection, body: str) -> None:
 
 def main() -> None:
     """Measure, print a table, write the file."""
-    figures = [measure_rewrite(), *measure_server()]
-    for each in figures:
-        mark = "ok" if each["holds"] else "MISSED"
-        print(f"{each['what']:<78} {each['value']:>9} {each['unit']:<3} (target {each['target']}) {mark}")
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    publish("webhook", [measure_rewrite(), *measure_server()])
 
 
 if __name__ == "__main__":
