@@ -9,10 +9,23 @@ from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.wire import JsonObject, dig, items, text
 
-CAPABILITIES: Final = frozenset({"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO"})
-"""With these a container can mount, load code into the kernel or write to devices: as good as privileged."""
-GUARDED: Final = (names.HOST_STATE_DIR, names.PLUGIN_DIR, names.CDI_DIR, "/run/cdi", "/etc/cdi")
-"""Host folders that decide what a container gets."""
+CAPABILITIES: Final = frozenset({"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "DAC_READ_SEARCH"})
+"""With these a container can mount, load code into the kernel, write to devices, or open any file of a file
+system of which it has one: as good as privileged."""
+GUARDED: Final = (
+    names.HOST_STATE_DIR,
+    names.PLUGIN_DIR,
+    names.PLUGIN_REGISTRY_DIR,
+    names.CDI_DIR,
+    "/run/cdi",
+    "/etc/cdi",
+    "/proc",  # /proc/1/root is the host's root
+    "/run/containerd",
+    "/run/crio",
+    "/run/docker.sock",
+    "/var/run/docker.sock",
+)
+"""Host folders that decide what a container gets, and doors to them."""
 
 
 def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
@@ -20,14 +33,20 @@ def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(items(spec.get(kind))):
             yield from _container(container, path=f"spec.{kind}[{index}].securityContext")
+    if spec.get("hostPID") is True:
+        yield InvalidInput(
+            field="spec.hostPID",
+            value=True,
+            fix="it makes other tenants' processes reachable, so it cannot be in a pod with a GPU limit",
+        )
     for index, volume in enumerate(items(spec.get("volumes"))):
         path = text(dig(volume, "hostPath", "path"))
-        if path and any(_overlap(posixpath.normpath(path), guarded) for guarded in GUARDED):
+        if path and any(_overlap(path, guarded) for guarded in GUARDED):
             yield InvalidInput(
                 field=f"spec.volumes[{index}].hostPath.path",
                 value=path[:64],
-                fix=f"it reaches {names.HOST_STATE_DIR} or CDI specs of the node, which hold GPU limits;"
-                " mount the folder that is needed instead",
+                fix="it reaches files of the node that hold GPU limits, or a door to them;"
+                " mount the very folder that is needed instead",
             )
 
 
@@ -51,5 +70,6 @@ def _container(container: object, *, path: str) -> Iterator[InvalidInput]:
 
 def _overlap(path: str, guarded: str) -> bool:
     """Whether one of two absolute paths lies in the other."""
-    shorter, longer = sorted((path.rstrip("/") + "/", guarded + "/"), key=len)
-    return longer.startswith(shorter)
+    # normpath keeps two leading slashes, which mean the same here.
+    ours, theirs = (f"/{posixpath.normpath(each).strip('/')}/".replace("//", "/") for each in (path, guarded))
+    return ours.startswith(theirs) or theirs.startswith(ours)

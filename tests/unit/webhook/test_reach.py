@@ -18,6 +18,7 @@ def fields(spec: dict[str, object]) -> list[str]:
         pytest.param({"capabilities": {"add": ["SYS_ADMIN"]}}, "capabilities.add", id="may mount"),
         pytest.param({"capabilities": {"add": ["cap_sys_admin"]}}, "capabilities.add", id="long name"),
         pytest.param({"capabilities": {"add": ["NET_ADMIN", "ALL"]}}, "capabilities.add", id="all"),
+        pytest.param({"capabilities": {"add": ["DAC_READ_SEARCH"]}}, "capabilities.add", id="any file"),
     ],
 )
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
@@ -43,6 +44,10 @@ def test_a_container_that_could_lift_a_limit_is_named(
 def test_a_host_folder_that_holds_limits_is_named(path: str) -> None:
     spec: dict[str, object] = {"volumes": [{"name": "v", "hostPath": {"path": path}}]}
     assert fields(spec) == ["spec.volumes[0].hostPath.path"]
+
+
+def test_the_hosts_processes_are_out_of_reach() -> None:
+    assert fields({"hostPID": True}) == ["spec.hostPID"]
 
 
 @pytest.mark.parametrize(
