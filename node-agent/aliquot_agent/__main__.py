@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import NoReturn
 
 from aliquot_agent import kube, logs, settings
 from aliquot_agent.runtime import Agent
@@ -27,14 +28,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.end())
-    agent.start()
+    try:
+        agent.start()
+    except Exception:  # whatever it is, half an agent must not go on
+        logger.critical("the agent cannot start", exc_info=True)
+        _end_hard()
     agent.wait()
     logger.info("stopping", extra={"reason": agent.failed or "asked to"})
     agent.stop()
     if agent.failed is not None:
         logger.error("the agent could not go on", extra={"reason": agent.failed})
-        return 1
+        _end_hard()
     return 0
+
+
+def _end_hard() -> NoReturn:
+    """Ends with status 1 though threads still run: they would keep the process, and its /healthz good."""
+    logging.shutdown()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aliquot_agent.errors import Refused
+from aliquot_agent.errors import NotOurs, Refused
 from aliquot_api import config, quantity
 from aliquot_api.config import ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
@@ -39,15 +39,15 @@ def own_results(claim: Mapping[str, Any], *, uid: str, node: str) -> tuple[Resul
     """Our results of `claim`, which kubelet called `uid`; raises Refused."""
     found = claim["metadata"].get("uid")
     if found != uid:
-        raise Refused(f"the claim of this name has UID {found}, kubelet asked for {uid}: it was made anew")
+        raise NotOurs(f"the claim of this name has UID {found}, kubelet asked for {uid}: it was made anew")
     allocation = (claim.get("status") or {}).get("allocation")
     if allocation is None:
-        raise Refused("the claim is not allocated")
+        raise NotOurs("the claim is not allocated")
     devices = allocation.get("devices") or {}
     results = [result for result in devices.get("results") or [] if result.get("driver") == DRIVER]
     configs = devices.get("config") or []
     if not results:
-        raise Refused(f"the claim's allocation has no device of driver {DRIVER}")
+        raise NotOurs(f"the claim's allocation has no device of driver {DRIVER}")
     parsed = tuple(_result(result, node=node, configs=configs) for result in results)
     keys = [(result.request, result.device) for result in parsed]
     for request, device in keys:
@@ -62,7 +62,7 @@ def own_results(claim: Mapping[str, Any], *, uid: str, node: str) -> tuple[Resul
 def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[str, Any]]) -> Result:
     device, pool, request = str(result["device"]), str(result["pool"]), str(result["request"])
     if pool != node:
-        raise Refused(f"device {device} is of pool {pool}, this node's pool is {node}")
+        raise NotOurs(f"device {device} is of pool {pool}, this node's pool is {node}")
     if result.get("adminAccess"):
         raise Refused(f"request {request} has adminAccess, which shares do not have")
     consumed = result.get("consumedCapacity") or {}

@@ -8,6 +8,7 @@ content: it holds the claim's UID and the share ID.
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final, NotRequired, TypedDict
 import yaml
 
 from aliquot_agent.checkpoint import PreparedClaim
+from aliquot_agent.errors import Refused
 from aliquot_agent.sharedir import LEDGER, QUOTA
 from aliquot_api.names import CDI_KIND, CONTAINER_LIBRARY, CONTAINER_PRELOAD, CONTAINER_SHARES_DIR
 
@@ -27,6 +29,12 @@ CONTAINER_ROOT: Final = os.path.dirname(CONTAINER_SHARES_DIR)
 PRELOAD: Final = "ld.so.preload"
 _FILE_PREFIX: Final = CDI_KIND.replace("/", "-") + "_"
 _ROOT_OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "mode=755", "size=64k")
+
+
+_GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
+
+Nodes = Mapping[str, frozenset[str]]
+"""Device nodes that a container gets, by CDI device."""
 
 
 class Mount(TypedDict):
@@ -143,16 +151,33 @@ class BaseSpecs:
     def __init__(self, *, directories: tuple[Path, ...], kind: str) -> None:
         self._directories = directories
         self._kind = kind
-        self._cache: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int, int], Nodes]] = {}
 
-    def find(self, *, gpu_uuid: str, index: int) -> str | None:
-        """The qualified CDI name of a GPU, by UUID or by index; None where no spec has it."""
-        names = set().union(*(self._names(path) for path in self._paths()))
-        return next((f"{self._kind}={name}" for name in (gpu_uuid, str(index)) if name in names), None)
+    def find(self, *, gpu_uuid: str, index: int, minor: int) -> str:
+        """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it.
 
-    def where(self) -> str:
-        """Where we look, for messages."""
-        return ", ".join(str(directory) for directory in self._directories)
+        NVML may count otherwise now than when the spec was written: an index counts only with the GPU's
+        own device node.
+        """
+        nodes: dict[str, frozenset[str]] = {}
+        for path in self._paths():
+            nodes |= self._nodes(path)
+        if gpu_uuid in nodes:
+            return f"{self._kind}={gpu_uuid}"
+        where, want = ", ".join(map(str, self._directories)), f"/dev/nvidia{minor}"
+        found = nodes.get(str(index))
+        if found is None:
+            raise Refused(
+                f"no CDI spec gives access to {gpu_uuid}: nothing usable in {where}; "
+                "is the vendor's container toolkit set up (nvidia-ctk cdi generate)?"
+            )
+        if {node for node in found if _GPU_NODE.fullmatch(node)} != {want}:
+            raise Refused(
+                f"CDI device {self._kind}={index} in {where} gives {sorted(found)}, but GPU {index} is "
+                f"{gpu_uuid} at {want}: make the spec anew "
+                "(nvidia-ctk cdi generate --device-name-strategy=uuid)"
+            )
+        return f"{self._kind}={index}"
 
     def _paths(self) -> Iterator[Path]:
         for directory in self._directories:
@@ -161,7 +186,7 @@ class BaseSpecs:
                     if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(_FILE_PREFIX):
                         yield directory / name
 
-    def _names(self, path: Path) -> frozenset[str]:
+    def _nodes(self, path: Path) -> Nodes:
         try:
             status = path.stat()
             signature = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -172,15 +197,19 @@ class BaseSpecs:
             document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         except (OSError, ValueError, yaml.YAMLError) as error:
             logger.warning("CDI spec cannot be read", extra={"file": str(path), "error": str(error)})
-            return frozenset()
-        names = _usable_devices(document, kind=self._kind)
-        self._cache[path] = (signature, names)
-        return names
+            return {}
+        nodes = _usable_devices(document, kind=self._kind)
+        self._cache[path] = (signature, nodes)
+        return nodes
 
 
-def _usable_devices(document: object, *, kind: str) -> frozenset[str]:
+def _usable_devices(document: object, *, kind: str) -> Nodes:
     """Devices of `kind` that change a container at all: a replaced toolkit leaves empty edits."""
     if not isinstance(document, Mapping) or document.get("kind") != kind:
-        return frozenset()
+        return {}
     devices: list[Mapping[str, Any]] = document.get("devices") or []
-    return frozenset(str(device["name"]) for device in devices if device.get("containerEdits"))
+    return {
+        str(device["name"]): frozenset(str(node["path"]) for node in edits.get("deviceNodes") or [])
+        for device in devices
+        if (edits := device.get("containerEdits"))
+    }

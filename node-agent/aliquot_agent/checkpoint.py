@@ -106,6 +106,11 @@ class Checkpoints:
         readable = [claim for claim in claims if claim is not None]
         return tuple(sorted(readable, key=lambda claim: claim.uid))
 
+    def set_aside(self, uid: str) -> bool:
+        """Whether a claim had a checkpoint that could not be read."""
+        path = self._path(uid)
+        return path.with_name(path.name + CORRUPT).exists()
+
     def _known(self, entry: os.DirEntry[str]) -> PreparedClaim | None:
         cached = self._cache.get(entry.name)
         try:

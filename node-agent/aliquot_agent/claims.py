@@ -24,16 +24,16 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aliquot_agent import allocation, cdi, files, fit, region, sharedir
+from aliquot_agent import allocation, cdi, files, fit, sharedir
 from aliquot_agent.allocation import Result
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.devices import CORES, shareable_bytes
-from aliquot_agent.errors import ApiError, Refused
+from aliquot_agent.errors import ApiError, NotOurs, Refused
 from aliquot_agent.library import Library
 from aliquot_agent.nvml import Gpu
 from aliquot_api.config import Sharing
@@ -171,6 +171,19 @@ class Claims:
         with self._lock(uid):
             self._undo(uid)
 
+    def remove_orphan(self, uid: str) -> bool:
+        """Removes the files of a claim without checkpoint; whether it did. Raises OSError.
+
+        Where the checkpoint could not be read the pod may still run: its end, or the next Prepare, decides.
+        """
+        with self._lock(uid):
+            if self._checkpoints.load(uid) is not None:  # it was prepared meanwhile
+                return False
+            if self._checkpoints.set_aside(uid) and sharedir.any_in_use(self._claims_dir / uid):
+                return False
+            self._undo(uid)
+            return True
+
     def release_if_gone(self, claim: PreparedClaim) -> bool:
         """Unprepares a claim that no longer holds its allocation and has no live process; whether it did.
 
@@ -300,13 +313,7 @@ class Claims:
             gpu = gpus.get(device)
             if gpu is None:
                 raise Refused(f"device {device} is not on this node any more; it has {sorted(gpus)}")
-            base = self._base.find(gpu_uuid=gpu.uuid, index=gpu.index)
-            if base is None:
-                raise Refused(
-                    f"no CDI spec gives access to {gpu.uuid}: nothing usable in {self._base.where()}; "
-                    "is the vendor's container toolkit set up (nvidia-ctk cdi generate)?"
-                )
-            ids[device] = base
+            ids[device] = self._base.find(gpu_uuid=gpu.uuid, index=gpu.index, minor=gpu.minor)
         return ids
 
     def _materialise(self, entry: PreparedClaim, *, fresh: bool = False) -> PreparedClaim:
@@ -356,8 +363,10 @@ class Claims:
             results = allocation.own_results(current, uid=claim.uid, node=self._node)
         except ApiError as error:
             return error.status == 404
-        except Refused:  # another UID, not allocated, allocated elsewhere
+        except NotOurs:
             return True
+        except Refused:  # written for another version of us; whoever holds it may be running
+            return False
         return not _same(claim, results)
 
     def _in_use(self, claim: PreparedClaim) -> bool:
@@ -365,13 +374,8 @@ class Claims:
             if share.whole:
                 if self._gpus.busy(share.gpu_uuid):
                     return True
-            elif self.share_dir(claim, share).exists():
-                with (
-                    suppress(region.DamagedRegion),  # a spoilt quota must not keep its claim for ever
-                    sharedir.ShareFiles(path=self.share_dir(claim, share)) as opened,
-                ):
-                    if opened.busy():
-                        return True
+            elif sharedir.busy(self.share_dir(claim, share)):
+                return True
         return False
 
     @staticmethod

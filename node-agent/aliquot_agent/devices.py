@@ -80,13 +80,18 @@ def shareable_bytes(gpu: Gpu, *, reserve_bytes: int) -> int:
     return max(0, quantity.round_down(gpu.memory_bytes - reserve_bytes))
 
 
-def build(gpu: Gpu, *, reserve_bytes: int, shares: int, place: PciPlace | None) -> Device:
-    """The device of a GPU."""
+def build(
+    gpu: Gpu, *, reserve_bytes: int, shares: int, place: PciPlace | None, most_bytes: int | None = None
+) -> Device:
+    """The device of a GPU; `most_bytes` is the most memory it may show."""
+    memory_bytes = shareable_bytes(gpu, reserve_bytes=reserve_bytes)
+    if most_bytes is not None:
+        memory_bytes = min(memory_bytes, most_bytes)
     return {
         "name": device_name(gpu.uuid),
         "allowMultipleAllocations": True,
-        "attributes": _attributes(gpu, reserve_bytes=reserve_bytes, place=place),
-        "capacity": capacities(shareable_bytes(gpu, reserve_bytes=reserve_bytes), shares=shares),
+        "attributes": _attributes(gpu, memory_bytes=memory_bytes, place=place),
+        "capacity": capacities(memory_bytes, shares=shares),
     }
 
 
@@ -128,7 +133,7 @@ def _capacity(value: str, *, default: str, least: str, step: str) -> Capacity:
     }
 
 
-def _attributes(gpu: Gpu, *, reserve_bytes: int, place: PciPlace | None) -> dict[str, Attribute]:
+def _attributes(gpu: Gpu, *, memory_bytes: int, place: PciPlace | None) -> dict[str, Attribute]:
     cuda = gpu.cuda_driver_version
     major, minor = gpu.compute_capability
     texts: Mapping[str, str] = {
@@ -147,7 +152,7 @@ def _attributes(gpu: Gpu, *, reserve_bytes: int, place: PciPlace | None) -> dict
         "driverVersion": {"version": semantic_version(gpu.driver_version)},
         "cudaDriverVersion": {"version": f"{cuda // 1000}.{cuda % 1000 // 10}.0"},
         "minor": {"int": gpu.minor},
-        "memoryBytes": {"int": shareable_bytes(gpu, reserve_bytes=reserve_bytes)},
+        "memoryBytes": {"int": memory_bytes},
         "oversubscribed": {"bool": False},
     }
     if place is not None:

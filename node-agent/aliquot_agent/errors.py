@@ -6,6 +6,10 @@ class Refused(Exception):
     """A claim that cannot be prepared as it stands; the text is for the node's operator."""
 
 
+class NotOurs(Refused):
+    """The claim of this name holds nothing here: another UID, not allocated, or elsewhere."""
+
+
 class ApiError(Exception):
     """The API server answered with an error, or not at all (`status` 0)."""
 

@@ -34,7 +34,15 @@ def misfit(
                 f"device {device} has {limit}{unit} of {name}; with this claim {taken}{unit} would be taken, "
                 f"{len(held)} shares are prepared there already"
             )
+    # The sums do not say it: settings may have changed since, and a whole one has no limit to hold.
+    if len(both) > 1 and any(share.whole for share in both):
+        return f"device {device} can be taken whole only alone; {len(held)} shares are prepared there already"
     return None
+
+
+def held_whole(claims: Iterable[PreparedClaim]) -> dict[str, int]:
+    """Memory that was handed out of each device that is held whole."""
+    return {share.device: share.memory_bytes for claim in claims for share in claim.shares if share.whole}
 
 
 def sharers(claims: Iterable[PreparedClaim], *, devices: Iterable[str], but: str) -> list[PreparedClaim]:

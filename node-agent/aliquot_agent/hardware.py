@@ -36,7 +36,7 @@ class Hardware:
         self._problems: tuple[tuple[int, str], ...] = ()
 
     def refresh(self) -> bool:
-        """Asks NVML again, opening it where that failed before; whether the GPUs are others now."""
+        """Asks NVML again, opening it anew where that failed before; whether the GPUs are others now."""
         try:
             if self._nvml is None:
                 self._nvml = self._open_nvml()
@@ -45,6 +45,7 @@ class Hardware:
             if self._readiness.reasons().get(READINESS) != str(error):
                 logger.error("NVML does not answer", extra={"error": str(error)})
             self._readiness.refuse(READINESS, str(error))
+            self.close()
             inventory = Inventory(gpus=(), problems=())
         else:
             self._readiness.allow(READINESS)
@@ -58,23 +59,28 @@ class Hardware:
 
     def close(self) -> None:
         """Gives NVML back."""
-        if self._nvml is not None:
-            self._nvml.close()
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            nvml.close()
 
     def by_device(self) -> Mapping[str, Gpu]:
         """GPUs that are published, by device name."""
         return self._gpus
 
-    def published(self) -> list[Device]:
-        """The devices of our slice, in the order of NVML."""
+    def published(self, *, most_bytes: Mapping[str, int]) -> list[Device]:
+        """The devices of our slice, in the order of NVML.
+
+        `most_bytes` caps devices that are held whole: what they show must not grow into room for others.
+        """
         return [
             devices.build(
                 gpu,
                 reserve_bytes=self._reserve_bytes,
                 shares=self._shares_per_gpu,
                 place=devices.pci_place(gpu.pci_bus_id),
+                most_bytes=most_bytes.get(device),
             )
-            for gpu in sorted(self._gpus.values(), key=lambda gpu: gpu.index)
+            for device, gpu in sorted(self._gpus.items(), key=lambda item: item[1].index)
             if devices.shareable_bytes(gpu, reserve_bytes=self._reserve_bytes) > 0
         ]
 
@@ -84,9 +90,10 @@ class Hardware:
 
     def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
         """Who holds memory on a GPU; raises NvmlError."""
-        if self._nvml is None:
+        nvml = self._nvml  # `refresh` may close it meanwhile, which NVML then says
+        if nvml is None:
             raise NvmlError("NVML is not open")
-        return self._nvml.processes(gpu_uuid)
+        return nvml.processes(gpu_uuid)
 
     def busy(self, gpu_uuid: str) -> bool:
         """Whether any process holds memory there; True where NVML cannot say."""

@@ -45,7 +45,8 @@ class Library:
     def intact(folder: str) -> bool:
         """Whether a folder that an earlier agent made still holds what its name says."""
         try:
-            return _name((Path(folder) / cdi.LIBRARY).read_bytes()) == Path(folder).name
+            name = _name((Path(folder) / cdi.LIBRARY).read_bytes())
+            return name == Path(folder).name and (Path(folder) / cdi.PRELOAD).read_bytes() == _PRELOAD_TEXT
         except OSError:
             return False
 

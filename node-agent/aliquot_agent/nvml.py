@@ -40,6 +40,17 @@ _BRANDS: Final = {
 }
 
 
+_LOST: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_UNKNOWN,
+    }
+)
+"""What calls answer when the driver was loaded anew under an open library."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU. Empty text and 0 stand for what NVML does not say."""
@@ -93,7 +104,7 @@ class Nvml:
         _optional(pynvml.nvmlShutdown, None)
 
     def inventory(self) -> Inventory:
-        """All GPUs, now."""
+        """All GPUs, now; raises NvmlError where the library itself is of no more use."""
         try:
             count = pynvml.nvmlDeviceGetCount()
             driver = pynvml.nvmlSystemGetDriverVersion()
@@ -102,6 +113,7 @@ class Nvml:
             raise NvmlError(f"NVML does not list its GPUs: {error}") from error
         gpus: list[Gpu] = []
         problems: list[tuple[int, str]] = []
+        lost = 0
         for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -113,6 +125,9 @@ class Nvml:
                 gpus.append(gpu)
             except pynvml.NVMLError as error:
                 problems.append((index, str(error)))
+                lost += error.value in _LOST
+        if count and lost == count:
+            raise NvmlError(f"NVML has lost every GPU: {problems[0][1]}")
         return Inventory(gpus=tuple(gpus), problems=tuple(problems))
 
     def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:

@@ -26,8 +26,8 @@ def identify(host_pid: int, *, proc: Path = Path("/proc")) -> Identity | None:
     """Who a process is; None when it is gone."""
     folder = proc / str(host_pid)
     try:
-        status = (folder / "status").read_text()
-        stat = (folder / "stat").read_text()
+        status = _read(folder / "status")
+        stat = _read(folder / "stat")
         inode = (folder / "ns" / "pid").stat().st_ino
     except OSError:
         return None
@@ -40,7 +40,7 @@ def identify(host_pid: int, *, proc: Path = Path("/proc")) -> Identity | None:
 def mounted_shares(host_pid: int, *, proc: Path = Path("/proc")) -> frozenset[str]:
     """Share IDs whose quota is mounted where this process lives."""
     try:
-        mounts = (proc / str(host_pid) / "mountinfo").read_text()
+        mounts = _read(proc / str(host_pid) / "mountinfo")
     except OSError:
         return frozenset()
     targets = (line.split()[4] for line in mounts.splitlines())
@@ -55,7 +55,20 @@ def mounted_shares(host_pid: int, *, proc: Path = Path("/proc")) -> frozenset[st
 def pod_uid(host_pid: int, *, proc: Path = Path("/proc")) -> str | None:
     """UID of the pod that a process runs in, by its cgroup (v1 and v2); None when it is in none, or gone."""
     try:
-        found = _POD.search((proc / str(host_pid) / "cgroup").read_text())
+        found = _POD.search(_read(proc / str(host_pid) / "cgroup"))
     except OSError:
         return None
     return found[1].replace("_", "-") if found else None
+
+
+def is_mounted_anywhere(shares: frozenset[str], *, proc: Path = Path("/proc")) -> bool:
+    """Whether any process lives where one of these shares is mounted."""
+    return any(
+        entry.name.isdecimal() and mounted_shares(int(entry.name), proc=proc) & shares
+        for entry in proc.iterdir()
+    )
+
+
+def _read(path: Path) -> str:
+    """A process names itself and its mounts with any bytes."""
+    return path.read_text(encoding="utf-8", errors="replace")

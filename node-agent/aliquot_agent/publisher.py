@@ -29,6 +29,8 @@ _OLDEST_MINOR: Final = 35
 _WATCH_S: Final = 300
 _RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 10.0
+_LONGEST_PAUSE_S: Final = 60.0
+"""Between two writes while the server stores something else than what we send."""
 _RESYNC_S: Final = 60.0
 
 
@@ -78,6 +80,7 @@ class Publisher:
         self._known: dict[str, Object] | None = None  # None until listed
         self._probed = False
         self._refusal: str | None = None  # why the server cannot hold shares; valid once probed
+        self._kept = True
         self._events = api.slice_events(node)
         self._threads = [
             threading.Thread(target=self._watch_loop, name="slice-watch"),
@@ -141,25 +144,29 @@ class Publisher:
             self._known = known
 
     def _publish_loop(self) -> None:
+        pause_s = _RETRY_S
         while not self._stop.is_set():
             self._wake.wait(_RESYNC_S)
             self._wake.clear()
             if self._stop.is_set():
                 return
             try:
-                self.publish()
+                kept = self.publish()
             except ApiError as error:
                 self._readiness.refuse(READINESS, str(error))
                 logger.warning("publishing failed, will retry", extra={"error": str(error)})
                 self._stop.wait(_RETRY_S)
                 self._wake.set()
+                continue
+            pause_s = _RETRY_S if kept else min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._stop.wait(pause_s)
 
-    def publish(self) -> None:
-        """Compares once and writes what differs; raises ApiError."""
+    def publish(self) -> bool:
+        """Compares once and writes what differs; whether the server keeps what we send. Raises ApiError."""
         with self._lock:
             known = None if self._known is None else list(self._known.values())
         if known is None:
-            return
+            return True
         node_uid = str(self._api.get_node(self._node)["metadata"]["uid"])
         devices = list(self._devices())
         refusal = self._server_refusal(devices, node_uid=node_uid) if devices else None
@@ -174,7 +181,10 @@ class Publisher:
             written = self._api.replace_slice(plan.replace)
         elif plan.create is not None:
             written = self._api.create_slice(plan.create)
+        kept = True
         if written is not None:
+            stored = slices.plan([written], node=self._node, node_uid=node_uid, devices=devices)
+            kept = stored.replace is None
             self._learn(written, deleted=False)
             logger.info(
                 "published slice", extra={"devices": len(devices), "slice": written["metadata"]["name"]}
@@ -183,6 +193,10 @@ class Publisher:
             self._readiness.allow(READINESS)
         else:
             self._readiness.refuse(READINESS, refusal)
+        if self._kept and not kept:
+            logger.error("the server stores another slice than we send; does a policy change it?")
+        self._kept = kept
+        return kept
 
     def _server_refusal(self, devices: Sequence[Device], *, node_uid: str) -> str | None:
         """Why the server cannot hold shares, None when it can; asked anew after each broken watch."""

@@ -6,6 +6,7 @@ operator's rm leaves the rest.
 """
 
 import logging
+import re
 import threading
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from aliquot_agent.region import DamagedRegion
 logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 30.0
+_UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Reconciler:
@@ -46,15 +48,14 @@ class Reconciler:
 
     def reconcile(self) -> None:
         """One pass: release what is gone, repair what is damaged, remove what belongs to nobody."""
-        on_disk = cdi.claims_with_spec(self._cdi_dir) | {
-            path.name for path in self._claims_dir.iterdir() if not path.name.startswith(".")
-        }
+        found = cdi.claims_with_spec(self._cdi_dir) | {path.name for path in self._claims_dir.iterdir()}
+        on_disk = {name for name in found if _UID.fullmatch(name)}  # lost+found and the like are not ours
         # Read after the disk: a claim that is being prepared has its checkpoint before anything else.
         prepared = self._claims.prepared()
         for uid in sorted(on_disk - {claim.uid for claim in prepared}):
-            logger.warning("removing files of a claim without checkpoint", extra={"claim_uid": uid})
             try:
-                self._claims.unprepare(uid)
+                if self._claims.remove_orphan(uid):
+                    logger.warning("removed files of a claim without checkpoint", extra={"claim_uid": uid})
             except OSError as error:
                 logger.error("files stay", extra={"claim_uid": uid, "error": str(error)})
         for claim in prepared:

@@ -7,8 +7,10 @@ first. A dead socket there makes kubelet retry for ever: our own stale ones are 
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -84,6 +86,7 @@ class Servers:
         registered: Callable[[bool, str], None],
     ) -> None:
         self._paths = paths
+        self._inodes: dict[Path, tuple[int, int]] = {}
         self._dra = _server(_CALLS)
         dra_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call] # generated
             plugin, self._dra
@@ -97,16 +100,28 @@ class Servers:
         """Serves DRA, then lets kubelet know."""
         for path, server in ((self._paths.dra, self._dra), (self._paths.registrar, self._registrar)):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix:{path}")
+            # gRPC unlinks the path it was given when it ends, whoever's socket is there by then, so that
+            # one is used up at once. Kubelet passes over names with a dot.
+            hidden = path.with_name(f".{os.getpid()}")
+            hidden.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{hidden}")
             server.start()
+            self._inodes[path] = _inode(hidden)
+            hidden.rename(path)
             logger.info("serving", extra={"socket": str(path)})
 
     def stop(self) -> None:
         """Lets calls finish for some seconds, then removes both sockets, the registrar's first."""
         for path, server in ((self._paths.registrar, self._registrar), (self._paths.dra, self._dra)):
             server.stop(_GRACE_S).wait()
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if _inode(path) == self._inodes.get(path):  # else it is the next instance's
+                    path.unlink()
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def _server(workers: int) -> grpc.Server:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from aliquot_agent import registration
+from aliquot_agent import fit, registration
 from aliquot_agent.cdi import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints
 from aliquot_agent.claims import Claims
@@ -57,7 +57,10 @@ class Agent:
             context_estimate_bytes=settings.context_estimate_bytes,
         )
         self._publisher = Publisher(
-            api=kube, node=settings.node_name, devices=self._hardware.published, readiness=self._readiness
+            api=kube,
+            node=settings.node_name,
+            devices=lambda: self._hardware.published(most_bytes=fit.held_whole(self._claims.prepared())),
+            readiness=self._readiness,
         )
         self._watcher = Watcher(claims=self._claims, hardware=self._hardware, changed=self._publisher.poke)
         self._reporter = Reporter(
@@ -113,7 +116,11 @@ class Agent:
             self._hardware.close,
         )
         for stop in stops:
-            stop()
+            try:
+                stop()
+            except Exception as error:  # the others must still stop
+                logger.exception("a part does not stop")
+                self.failed = self.failed or f"a part does not stop: {error!r}"
 
     def _registered(self, accepted: bool, error: str) -> None:
         if accepted:

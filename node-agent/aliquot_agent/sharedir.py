@@ -18,13 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from aliquot_agent import region
+from aliquot_agent import processes, region
 from aliquot_agent.checkpoint import PreparedShare
 from aliquot_agent.files import Step, no_step
 
 QUOTA: Final = "quota"
 LEDGER: Final = "ledger"
 _LEDGER_MODE: Final = 0o666
+_LEDGER_SLACK: Final = 1024**2
+"""What a file system may take beside the content: metadata, rounding."""
+_BLOCK: Final = 512
+"""Unit of st_blocks."""
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
@@ -79,6 +83,23 @@ def remove_leftovers(directory: Path) -> None:
     """Deletes what `create` and `remove` left behind where their process died."""
     for leftover in directory.glob(".*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def busy(path: Path) -> bool:
+    """Whether a live process holds a slot of the share at `path`."""
+    with (
+        # A spoilt quota must not keep its claim for ever; where no share is, no user is.
+        suppress(region.DamagedRegion, FileNotFoundError),
+        ShareFiles(path=path) as opened,
+    ):
+        return opened.busy()
+    return False
+
+
+def any_in_use(directory: Path) -> bool:
+    """Whether a share in a claim's directory has a live process in a slot, or is mounted for one."""
+    shares = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    return any(map(busy, shares)) or processes.is_mounted_anywhere(frozenset(path.name for path in shares))
 
 
 def _write(path: Path, data: bytes, *, size: int, mode: int) -> None:
@@ -154,7 +175,9 @@ class ShareFiles:
     def restore_ledger(self) -> bool:
         """Gives the ledger its size and mode back, whatever a tenant made of them; whether it had others."""
         status = os.fstat(self._ledger_fd)
-        wrong_size = status.st_size != region.LEDGER_SIZE
+        # Blocks behind the end (FALLOC_FL_KEEP_SIZE) fill the disk too; ftruncate gives them back.
+        on_disk = status.st_blocks * _BLOCK
+        wrong_size = status.st_size != region.LEDGER_SIZE or on_disk > region.LEDGER_SIZE + _LEDGER_SLACK
         wrong_mode = stat.S_IMODE(status.st_mode) != _LEDGER_MODE
         if wrong_mode:
             os.fchmod(self._ledger_fd, _LEDGER_MODE)

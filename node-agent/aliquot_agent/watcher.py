@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from aliquot_agent import overhead, processes, region, sharedir
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 _PERIOD_S: Final = 1.0
 _REFRESH_TICKS: Final = 30
 _REFRESH_TICKS_BROKEN: Final = 5
+_KNOWN_PROCESSES: Final = 4096
 _STRANGER_LOOKS: Final = 2
 """A process enters its ledger before it makes a context, so a second look without a slot is no race."""
 
@@ -75,10 +77,20 @@ class _Watched:
 class Watcher:
     """The loop. `start`, then `stop`; `picture` at any time."""
 
-    def __init__(self, *, claims: Claims, hardware: Hardware, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        claims: Claims,
+        hardware: Hardware,
+        changed: Callable[[], None],
+        mounted: Callable[[int], frozenset[str]] = processes.mounted_shares,
+    ) -> None:
         self._claims = claims
         self._hardware = hardware
         self._changed = changed
+        self._mounted = mounted
+        # A container's mounts stay; the start tells a process from the next one with its pid.
+        self._mounted_since = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start_ticks: mounted(pid))
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._whole_peaks: dict[tuple[str, str], int] = {}
         self._picture = Picture()
@@ -155,7 +167,7 @@ class Watcher:
         self, gpu_uuid: str, shares: list[tuple[PreparedClaim, PreparedShare]]
     ) -> tuple[list[Observation], int]:
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        before: dict[Identity, tuple[_Watched, Slot]] = {}
+        before: dict[Identity, list[tuple[_Watched, Slot]]] = {}
         for claim, share in shares:
             watched = self._watched.get((claim.uid, share.share))
             if watched is not None:
@@ -163,7 +175,8 @@ class Watcher:
                 watched.measured.clear()
                 watched.files.beat(now_ns)
                 for slot in self._living_slots(watched, claim):
-                    before[Identity(slot.pid, slot.pidns_inode, slot.start_ticks)] = (watched, slot)
+                    identity = Identity(slot.pid, slot.pidns_inode, slot.start_ticks)
+                    before.setdefault(identity, []).append((watched, slot))
         try:
             running = self._hardware.processes(gpu_uuid)
         except NvmlError as error:
@@ -171,10 +184,13 @@ class Watcher:
             running = ()
         strangers: list[GpuProcess] = []
         for process in running:
-            identity = processes.identify(process.host_pid)
-            if identity is None:
+            known = processes.identify(process.host_pid)
+            if known is None:
                 continue
-            match = before.get(identity)
+            # Anyone can write anyone's identity into a ledger of their own; mounts cannot be forged.
+            inside = self._mounted_since(process.host_pid, known.start_ticks) if known in before else ()
+            slots = [each for each in before.get(known, ()) if each[0].share.share in inside]
+            match = next(iter(slots), None)
             if match is not None:
                 self._measure(process, *match)
             elif not all(share.whole for _, share in shares):
@@ -268,7 +284,7 @@ class Watcher:
             inside = [
                 process.used_bytes or 0
                 for process in running
-                if share.share in processes.mounted_shares(process.host_pid)
+                if share.share in self._mounted(process.host_pid)
             ]
             used = min(sum(inside), most_bytes)
             usage = Usage(share.memory_bytes, used, used, denied=0, processes=len(inside))

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -6,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from aliquot_agent import cdi, sharedir
+from aliquot_agent import cdi, fit, sharedir
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.claims import ClaimRef
+from aliquot_agent.devices import device_name
 from aliquot_agent.errors import ApiError, Refused
 from aliquot_api.config import API_VERSION, KIND
 from aliquot_api.names import DRIVER
-from tests.unit.agent.kit import ESTIMATE, GIB, Node, make_claim, make_gpu, result
+from tests.unit.agent.kit import ESTIMATE, GIB, NODE, Node, make_claim, make_gpu, result
 
 MIB = 1024**2
 
@@ -427,4 +430,44 @@ def test_memory_above_the_gpu_is_not_taken_for_a_share_of_it(node: Node) -> None
     node.gpus.gpus[0] = make_gpu(0, memory_bytes=16 * GIB)
     ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="20Gi")))
     with pytest.raises(Refused, match="of memory"):
+        node.claims().prepare(ref)
+
+
+def test_what_a_whole_gpu_was_handed_out_with_is_known(node: Node) -> None:
+    claims = node.claims()
+    for gpu, cores in zip(node.gpus.gpus, ("100", "0"), strict=True):
+        claims.prepare(node.server.add(make_claim(result(gpu, memory=None, cores=cores), name=gpu.uuid)))
+    assert fit.held_whole(claims.prepared()) == {device_name(node.gpus.gpus[0].uuid): 24 * GIB}
+
+
+def test_room_beside_a_whole_gpu_is_none() -> None:
+    share = PreparedShare(
+        share="s",
+        request="r",
+        pool=NODE,
+        device="gpu",
+        gpu_uuid="GPU",
+        whole=True,
+        memory_bytes=GIB,
+        cores_percent=100,
+        shares=1,
+        context_estimate_bytes=0,
+    )
+    part = dataclasses.replace(share, whole=False, cores_percent=0)
+    room = fit.Room(memory_bytes=4 * GIB, shares=16)
+    for wanted, held in ((share, part), (part, share)):
+        claim = PreparedClaim("u", "n", "c", "boot", "now", "", (held,))
+        problem = fit.misfit("gpu", room=room, wanted=[wanted], others=[claim])
+        assert problem is not None
+        assert "taken whole only alone" in problem
+    assert fit.misfit("gpu", room=room, wanted=[share], others=[]) is None
+
+
+def test_a_damaged_preload_file_of_an_older_library_is_refused(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.claims().prepare(ref)
+    node.library.write_bytes(b"\x7fELF newer library")
+    (preload,) = (node.root / "state" / "lib").glob("*/ld.so.preload")
+    preload.write_text("")
+    with pytest.raises(Refused, match="is damaged or gone"):
         node.claims().prepare(ref)

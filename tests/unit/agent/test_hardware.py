@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from aliquot_agent import devices
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import READINESS, Hardware
 from aliquot_agent.nvml import Gpu, GpuProcess, Inventory
 from aliquot_agent.readiness import Readiness
 from tests.unit.agent.kit import make_gpu
+
+MIB = 1024**2
 
 
 class FakeNvml:
@@ -14,6 +17,7 @@ class FakeNvml:
         self.problems: tuple[tuple[int, str], ...] = ()
         self.error = ""
         self.opened = 0
+        self.closed = 0
 
     def open(self) -> "FakeNvml":
         self.opened += 1
@@ -28,7 +32,7 @@ class FakeNvml:
         return (GpuProcess(host_pid=1, used_bytes=5),) if gpu_uuid == self.gpus[0].uuid else ()
 
     def close(self) -> None:
-        """Nothing is open."""
+        self.closed += 1
 
 
 def make_hardware(nvml: FakeNvml, readiness: Readiness) -> Hardware:
@@ -44,7 +48,7 @@ def test_devices_come_in_the_order_of_nvml() -> None:
     nvml = FakeNvml(make_gpu(1), make_gpu(0))
     hardware = make_hardware(nvml, Readiness())
     assert hardware.refresh()
-    assert [device["attributes"]["minor"]["int"] for device in hardware.published()] == [0, 1]
+    assert [device["attributes"]["minor"]["int"] for device in hardware.published(most_bytes={})] == [0, 1]
     assert not hardware.refresh()
     assert nvml.opened == 1
 
@@ -62,7 +66,7 @@ def test_a_silent_driver_is_said_and_asked_again() -> None:
     nvml.error = "driver is reloading"
     hardware = make_hardware(nvml, readiness)
     hardware.refresh()
-    assert hardware.published() == []
+    assert hardware.published(most_bytes={}) == []
     assert readiness.reasons() == {READINESS: "driver is reloading"}
     nvml.error = ""
     assert hardware.refresh()
@@ -72,7 +76,7 @@ def test_a_silent_driver_is_said_and_asked_again() -> None:
 def test_a_gpu_too_small_for_a_mebibyte_is_not_published() -> None:
     hardware = make_hardware(FakeNvml(make_gpu(0, memory_bytes=1000)), Readiness())
     hardware.refresh()
-    assert hardware.published() == []
+    assert hardware.published(most_bytes={}) == []
 
 
 def test_a_gpu_is_busy_while_it_has_processes_or_cannot_say() -> None:
@@ -92,3 +96,26 @@ def test_the_memory_of_a_gpu_is_known_while_nvml_shows_it() -> None:
     nvml.error = "driver is reloading"
     hardware.refresh()
     assert hardware.memory_bytes(gpu.uuid) is None
+
+
+def test_nvml_is_opened_anew_after_it_failed() -> None:
+    nvml = FakeNvml(make_gpu(0))
+    hardware = make_hardware(nvml, Readiness())
+    hardware.refresh()
+    nvml.error = "uninitialized"
+    hardware.refresh()
+    assert (nvml.opened, nvml.closed) == (1, 1)
+    assert hardware.busy(make_gpu(0).uuid)
+    nvml.error = ""
+    assert hardware.refresh()
+    hardware.refresh()
+    assert (nvml.opened, nvml.closed) == (2, 1)
+
+
+def test_a_gpu_that_is_held_whole_shows_no_more_than_was_handed_out() -> None:
+    one, two = make_gpu(0, memory_bytes=1000 * MIB), make_gpu(1, memory_bytes=1000 * MIB)
+    hardware = make_hardware(FakeNvml(one, two), Readiness())
+    hardware.refresh()
+    shown = hardware.published(most_bytes={devices.device_name(one.uuid): 900 * MIB})
+    assert [device["capacity"]["memory"]["value"] for device in shown] == ["900Mi", "1000Mi"]
+    assert [device["attributes"]["memoryBytes"]["int"] for device in shown] == [900 * MIB, 1000 * MIB]

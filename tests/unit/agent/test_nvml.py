@@ -92,3 +92,31 @@ except NvmlError as error:
     print(json.dumps(str(error)))
 """
     assert "NVML does not start" in run(tmp_path, code, library=tmp_path)
+
+
+LOST = """
+import json
+import pynvml
+from aliquot_agent.errors import NvmlError
+from aliquot_agent.nvml import Nvml
+nvml = Nvml()
+real = pynvml.nvmlDeviceGetHandleByIndex
+answers = []
+for healthy in (0, 1):
+    def handle(index):
+        if index >= healthy:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return real(index)
+    pynvml.nvmlDeviceGetHandleByIndex = handle
+    try:
+        answers.append(len(nvml.inventory().gpus))
+    except NvmlError as error:
+        answers.append(str(error))
+print(json.dumps(answers))
+"""
+
+
+def test_only_the_loss_of_every_gpu_is_the_librarys_failure(sim: Path) -> None:
+    failed, left = run(sim, LOST)
+    assert "lost every GPU" in failed
+    assert left == 1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both services over real unix sockets, with a client that plays kubelet."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,16 @@ def test_two_instances_of_an_update_have_their_own_sockets() -> None:
     assert len({one.dra, one.registrar, two.dra, two.registrar}) == 4
     deep = registration.sockets(plugin_dir=Path("/p" * 40), registry_dir=Path("/r"), pod_uid="u" * 36)
     assert len(str(deep.dra)) <= 107
+
+
+def test_a_socket_that_another_instance_put_there_stays(node: Node) -> None:
+    kubelet = Kubelet(node)
+    others = []
+    for path in (kubelet.paths.dra, kubelet.paths.registrar):
+        path.unlink()
+        others.append(socket.socket(socket.AF_UNIX))
+        others[-1].bind(str(path))
+    kubelet.stop()
+    assert [path.is_socket() for path in (kubelet.paths.dra, kubelet.paths.registrar)] == [True, True]
+    for other in others:
+        other.close()

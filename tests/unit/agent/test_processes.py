@@ -80,3 +80,25 @@ def test_the_pod_is_read_from_the_cgroup(tmp_path: Path, cgroup: str, uid: str |
 
 def test_a_process_that_is_gone_is_in_no_pod(tmp_path: Path) -> None:
     assert processes.pod_uid(42, proc=tmp_path) is None
+
+
+def test_names_of_any_bytes_are_read(tmp_path: Path) -> None:
+    write(tmp_path, status="", stat="")
+    folder = tmp_path / "42"
+    (folder / "stat").write_bytes(b"42 (\xff) " + FIELDS.encode())
+    (folder / "status").write_bytes(b"Name:\t\xff\nNSpid:\t42\t7\n")
+    mount = b"/run/aliquot/shares/share-a/quota"
+    (folder / "mountinfo").write_bytes(b"1 2 8:1 / /\xff rw\n3 1 8:1 /q " + mount + b" ro\n")
+    (folder / "cgroup").write_bytes(b"0::/\xff/pod" + UID.encode() + b"/0123\n")
+    identity = processes.identify(42, proc=tmp_path)
+    assert identity is not None
+    assert (identity.pid, identity.start_ticks) == (7, 22)
+    assert processes.mounted_shares(42, proc=tmp_path) == {"share-a"}
+    assert processes.pod_uid(42, proc=tmp_path) == UID
+
+
+def test_a_share_is_in_use_while_any_process_has_it_mounted(tmp_path: Path) -> None:
+    write(tmp_path, status="", stat="", mounts="3 1 8:1 /q /run/aliquot/shares/share-a/quota ro\n")
+    (tmp_path / "self").mkdir()
+    assert processes.is_mounted_anywhere(frozenset({"share-a", "share-b"}), proc=tmp_path)
+    assert not processes.is_mounted_anywhere(frozenset({"share-b"}), proc=tmp_path)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import uuid
+
 from aliquot_agent import cdi, sharedir
 from aliquot_agent.claims import Claims
 from aliquot_agent.errors import ApiError
 from aliquot_agent.reconcile import Reconciler
+from aliquot_api.config import API_VERSION, KIND
+from aliquot_api.names import DRIVER
 from tests.unit.agent.kit import Node, make_claim, result
 from tests.unit.agent.tenant import Tenant
 
@@ -38,8 +42,9 @@ def test_after_a_reboot_prepared_claims_are_put_back_unasked(node: Node) -> None
 
 def test_files_of_nobody_are_removed(node: Node) -> None:
     claims = node.claims()
-    (node.claims_dir / "forgotten" / "share").mkdir(parents=True)
-    cdi.spec_path(node.cdi_dir, "forgotten").write_text("{}")
+    forgotten = str(uuid.uuid4())
+    (node.claims_dir / forgotten / "share").mkdir(parents=True)
+    cdi.spec_path(node.cdi_dir, forgotten).write_text("{}")
     (node.cdi_dir / "vendor.json").write_text("{}")
     reconcile(node, claims)
     assert node.leftovers() == ["cdi/vendor.json"]
@@ -96,5 +101,67 @@ def test_a_claim_that_is_gone_goes_with_its_damaged_quota(node: Node) -> None:
     claims.prepare(ref)
     next(node.claims_dir.rglob("quota")).write_bytes(b"")
     node.server.claims.clear()
+    reconcile(node, claims)
+    assert node.leftovers() == []
+
+
+def test_a_directory_that_is_no_claims_is_left_alone(node: Node) -> None:
+    claims = node.claims()
+    (node.claims_dir / "lost+found" / "x").mkdir(parents=True)
+    reconcile(node, claims)
+    assert (node.claims_dir / "lost+found" / "x").is_dir()
+
+
+def test_files_behind_an_unreadable_checkpoint_stay_while_a_process_uses_them(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    (device,) = node.claims().prepare(ref)
+    tenant = Tenant(node.claims_dir / ref.uid / device.share)
+    (node.checkpoint_dir / f"{ref.uid}.json").write_text("{")
+    claims = node.claims()
+    reconcile(node, claims)
+    assert claims.prepared() == ()
+    assert (node.claims_dir / ref.uid / device.share / "quota").exists()
+    assert cdi.claims_with_spec(node.cdi_dir) == {ref.uid}
+    tenant.die()
+    reconcile(node, claims)
+    assert not (node.claims_dir / ref.uid).exists()
+    assert cdi.claims_with_spec(node.cdi_dir) == set()
+
+
+def test_the_next_prepare_resolves_an_unreadable_checkpoint(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims = node.claims()
+    before = claims.prepare(ref)
+    (node.checkpoint_dir / f"{ref.uid}.json").write_text("{")
+    assert claims.prepare(ref) == before
+    reconcile(node, claims)
+    assert [claim.uid for claim in claims.prepared()] == [ref.uid]
+
+
+def test_a_claim_prepared_meanwhile_is_no_orphan(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims = node.claims()
+    claims.prepare(ref)
+    assert not claims.remove_orphan(ref.uid)
+    assert cdi.claims_with_spec(node.cdi_dir) == {ref.uid}
+
+
+def test_a_claim_that_this_version_cannot_read_is_not_gone(node: Node) -> None:
+    claim = make_claim(result(node.gpus.gpus[0]))
+    ref = node.server.add(claim)
+    claims = node.claims()
+    claims.prepare(ref)
+    parameters = {"apiVersion": API_VERSION, "kind": KIND, "sharing": "of-tomorrow"}
+    config = {"source": "FromClaim", "requests": [], "opaque": {"driver": DRIVER, "parameters": parameters}}
+    claim["status"]["allocation"]["devices"]["config"] = [config]
+    reconcile(node, claims)
+    assert [each.uid for each in claims.prepared()] == [ref.uid]
+
+
+def test_a_claim_that_lost_its_allocation_is_gone(node: Node) -> None:
+    claim = make_claim(result(node.gpus.gpus[0]))
+    claims = node.claims()
+    claims.prepare(node.server.add(claim))
+    del claim["status"]["allocation"]
     reconcile(node, claims)
     assert node.leftovers() == []

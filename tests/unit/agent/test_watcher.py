@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +57,13 @@ class Scene:
         (device,) = self.claims.prepare(ref)
         self.uid = ref.uid
         self.share: Path = node.claims_dir / ref.uid / device.share
-        self.watcher = Watcher(claims=self.claims, hardware=self.hardware, changed=lambda: None)
+        self.mounted = {device.share}  # where this process lives, as in its container
+        self.watcher = Watcher(
+            claims=self.claims,
+            hardware=self.hardware,
+            changed=lambda: None,
+            mounted=lambda _: frozenset(self.mounted),
+        )
 
     def use(self, used_bytes: int) -> None:
         """NVML shows this process with so much."""
@@ -153,6 +160,8 @@ def test_a_quota_that_was_changed_is_put_right(scene: Scene) -> None:
 def test_a_damaged_ledger_is_said_and_use_is_what_nvml_shows(scene: Scene) -> None:
     tenant = Tenant(scene.share)
     tenant.write_over()
+    scene.mounted.clear()
+    scene.use(300 * MIB)
     scene.watcher.look()
     (seen,) = scene.watcher.picture().observations
     assert seen.damage is not None
@@ -193,7 +202,7 @@ def test_forged_words_of_a_process_on_no_gpu_count_nothing(scene: Scene) -> None
 def test_a_process_in_no_ledger_counts_from_the_second_look_and_is_logged_once(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene.use(300 * MIB)  # this process, which has no slot and none of our mounts
+    scene.use(300 * MIB)  # this process, which has no slot
     counts = []
     for _ in range(3):
         scene.watcher.look()
@@ -249,3 +258,43 @@ def test_a_whole_gpu_is_reported_from_nvml(node: Node) -> None:
     (seen,) = scene.watcher.picture().observations
     assert (seen.usage.used_bytes, seen.usage.peak_bytes, seen.usage.processes) == (50 * MIB, 700 * MIB, 1)
     scene.watcher.close()
+
+
+def test_a_slot_with_the_identity_of_a_neighbours_process_takes_nothing(scene: Scene, node: Node) -> None:
+    ref = node.server.add(make_claim(result(scene.gpu, memory="1Gi"), name="hostile"))
+    (hostile,) = scene.claims.prepare(ref)
+    shares = [scene.share, node.claims_dir / ref.uid / hostile.share]
+    tenants = [Tenant(path) for path in shares]
+    for tenant in tenants:
+        tenant.write(used_bytes=100 * MIB, contexts=1, changes=1)
+    scene.use(400 * MIB)
+    for _ in range(2):
+        scene.watcher.look()
+    slots = []
+    for path in shares:
+        with sharedir.ShareFiles(path=path) as opened:
+            slots.append(opened.slot(0))
+    assert [slot.host_pid for slot in slots if slot] == [os.getpid(), 0]
+    used = {seen.claim.uid: seen.usage.used_bytes for seen in scene.watcher.picture().observations}
+    assert used[scene.uid] == 400 * MIB
+    for tenant in tenants:
+        tenant.die()
+
+
+def test_a_process_whose_only_slot_is_forged_is_a_stranger(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    scene.mounted.clear()
+    scene.use(400 * MIB)
+    for _ in range(2):
+        scene.watcher.look()
+    assert dict(scene.watcher.picture().unaccounted) == {scene.gpu.uuid: 1}
+    tenant.die()
+
+
+def test_blocks_behind_the_end_of_a_ledger_are_given_back(scene: Scene) -> None:
+    ledger = scene.share / "ledger"
+    subprocess.run(["fallocate", "-n", "-l", "16M", str(ledger)], check=True, timeout=30)
+    assert ledger.stat().st_size == region.LEDGER_SIZE
+    assert ledger.stat().st_blocks * 512 >= 16 * MIB
+    scene.watcher.look()
+    assert ledger.stat().st_blocks * 512 < 2 * MIB

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent as a process that cannot start, and one whose parts do not stop."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "users": [{"name": "u", "user": {}}],
+    "current-context": "c",
+}
+STOP = """
+import sys
+from pathlib import Path
+from aliquot_agent import kube, settings
+from aliquot_agent.runtime import Agent
+
+class Broken(Agent):
+    def begin(self):
+        self._metrics.start()
+        self._servers.stop = lambda: 1 / 0
+        self._publisher.stop = self._reconciler.stop = self._reporter.stop = lambda: None
+        self._watcher.stop = lambda: None
+
+chosen = settings.load(sys.argv[1:], {})
+agent = Broken(settings=chosen, kube=kube.connect(chosen.kubeconfig))
+agent.begin()
+agent.stop()
+print(agent.failed)
+"""
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """An agent of its own directories, whose API server is away."""
+    (tmp_path / "kubeconfig").write_text(json.dumps(KUBECONFIG))
+    flags = ["--node-name", "n", "--kubeconfig", str(tmp_path / "kubeconfig"), "--metrics-port", "0"]
+    for name in ("plugin-dir", "registry-dir", "cdi-dir", "base-cdi-dirs", "state-dir"):
+        flags += [f"--{name}", str(tmp_path / name)]
+    return flags
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_agent_that_cannot_start_ends_with_status_1(tmp_path: Path, flags: list[str]) -> None:
+    (tmp_path / "registry-dir").write_text("not a directory")  # met after most threads have begun
+    ended = run("-m", "aliquot_agent", *flags)
+    assert ended.returncode == 1
+    assert "the agent cannot start" in ended.stdout + ended.stderr
+
+
+def test_a_part_that_does_not_stop_keeps_no_other_from_it(flags: list[str]) -> None:
+    ended = run("-c", STOP, *flags)  # hangs if the metrics server goes on
+    assert ended.returncode == 0, ended.stderr
+    assert "a part does not stop: ZeroDivisionError" in ended.stdout
