@@ -94,6 +94,9 @@ static inline bool try_announce(struct aq_share *share, struct aq_slot *slot, ui
     return false;
   }
   count_change(slot);
+  uint64_t used = aq_word(&slot->used_bytes);
+  if (used > aq_word(&slot->peak_bytes))
+    raise_word(&slot->peak_bytes, used);
   if (sum > aq_word(&share->ledger->peak_bytes))
     raise_word(&share->ledger->peak_bytes, sum);
   return true;
@@ -125,16 +128,12 @@ static bool refused(struct aq_share *share) {
 /* The one place where a share is asked for more bytes. */
 static inline bool announce(struct aq_share *share, uint64_t bytes, uint64_t *generation) {
   uint64_t limit = aq_share_limit(share);
-  if (bytes > limit)
+  if (bytes > limit || bytes > SANE_BYTES)
     return refused(share);
   struct aq_slot *slot = aq_slot_own(share);
   *generation = aq_word(&share->generation);
-  if (slot && try_announce(share, slot, &slot->used_bytes, bytes, limit)) {
-    uint64_t used = aq_word(&slot->used_bytes);
-    if (used > aq_word(&slot->peak_bytes))
-      aq_word_set(&slot->peak_bytes, used);
+  if (slot && try_announce(share, slot, &slot->used_bytes, bytes, limit))
     return true;
-  }
   return announce_slowly(share, bytes, 0, generation) || refused(share);
 }
 
@@ -149,19 +148,24 @@ static void give_back(struct aq_share *share, uint64_t bytes, uint64_t generatio
 
 bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge) {
   *charge = (struct aq_charge){share, 0, bytes};
-  return bytes <= SANE_BYTES && announce(share, bytes, &charge->generation);
+  return announce(share, bytes, &charge->generation);
 }
 
-bool aq_reserve_more(struct aq_charge *charge, uint64_t more) {
+bool aq_reserve_exactly(struct aq_charge *charge, uint64_t bytes) {
   uint64_t generation;
-  if (more > SANE_BYTES || !announce(charge->share, more, &generation))
+  if (bytes <= charge->bytes) {
+    give_back(charge->share, charge->bytes - bytes, charge->generation);
+    charge->bytes = bytes;
+    return true;
+  }
+  if (!announce(charge->share, bytes - charge->bytes, &generation))
     return false;
   if (generation != charge->generation) { /* the first part went with the old slot */
     struct aq_slot *slot = aq_slot_own(charge->share);
     if (slot)
       __atomic_add_fetch(&slot->used_bytes, charge->bytes, __ATOMIC_SEQ_CST);
   }
-  charge->bytes += more;
+  charge->bytes = bytes;
   charge->generation = generation;
   return true;
 }
@@ -220,20 +224,22 @@ void aq_context_cancel(struct aq_share *share) {
   count_change(slot);
 }
 
-void aq_context_force(struct aq_share *share) {
-  struct aq_slot *slot = aq_slot_own(share);
-  if (slot) {
-    __atomic_add_fetch(&slot->contexts, 1, __ATOMIC_SEQ_CST);
-    count_change(slot);
-  }
-  __atomic_add_fetch(&share->contexts, 1, __ATOMIC_SEQ_CST);
+void aq_context_drop(struct aq_share *share, CUcontext context) {
+  uint64_t generation;
+  uint64_t bytes = aq_records_drop_context(share, context, &generation);
+  if (bytes)
+    give_back(share, bytes, generation);
 }
 
-void aq_context_end(struct aq_share *share, CUcontext context) {
-  uint64_t bytes = aq_records_drop_context(share, context);
-  if (bytes)
-    give_back(share, bytes, aq_word(&share->generation));
-  aq_context_cancel(share);
+CUcontext aq_context_rename(struct aq_share *share, CUcontext context) {
+  static uintptr_t names = 1; /* odd: no handle, which is a pointer of the driver's */
+  CUcontext name = (CUcontext)__atomic_add_fetch(&names, 2, __ATOMIC_RELAXED);
+  aq_records_move(share, context, name);
+  return name;
+}
+
+void aq_context_put_back(struct aq_share *share, CUcontext name, CUcontext context) {
+  aq_records_move(share, name, context);
 }
 
 /* Sweeps, at most every 50 ms. */
@@ -263,11 +269,20 @@ static uint64_t used_by_all(struct aq_share *share) {
   return used;
 }
 
+bool aq_is_full(struct aq_share *share) {
+  uint64_t limit = aq_share_limit(share);
+  if (limit == UINT64_MAX || sum_of(share) < limit)
+    return false;
+  aq_slot_sweep(share);
+  return sum_of(share) >= limit && !refused(share);
+}
+
 struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free) {
   struct aq_view view = {aq_view_total(share, physical_total), physical_free, 0};
   uint64_t limit = aq_share_limit(share);
-  view.used = lesser(used_by_all(share), view.total);
+  uint64_t used = used_by_all(share);
+  view.used = lesser(used, view.total);
   if (limit != UINT64_MAX)
-    view.free = lesser(view.used < limit ? limit - view.used : 0, physical_free);
+    view.free = lesser(used < limit ? limit - used : 0, physical_free);
   return view;
 }

@@ -20,8 +20,8 @@ struct aq_charge {
  * counted, the caller answers OUT_OF_MEMORY. */
 bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge);
 
-/* `more` bytes on top of a charge. */
-bool aq_reserve_more(struct aq_charge *charge, uint64_t more);
+/* Makes a charge one of `bytes`. False: refused and counted, the charge is as it was. */
+bool aq_reserve_exactly(struct aq_charge *charge, uint64_t bytes);
 
 /* The driver refused: nothing stays charged. */
 void aq_cancel(const struct aq_charge *charge);
@@ -43,10 +43,12 @@ void aq_free_end(const struct aq_freed *freed, bool done);
 /* A context: announced before it is made, at the quota's estimate. */
 bool aq_context_reserve(struct aq_share *share);
 void aq_context_cancel(struct aq_share *share);
-/* One that exists already: counted without a question. */
-void aq_context_force(struct aq_share *share);
-/* It is gone, and the memory that went with it. */
-void aq_context_end(struct aq_share *share, CUcontext context);
+/* Its memory is gone with it. */
+void aq_context_drop(struct aq_share *share, CUcontext context);
+/* A context is about to be destroyed: its handle may be in use again before the driver returns,
+ * so what it holds goes by a name of its own. To aq_context_drop, or to be put back. */
+CUcontext aq_context_rename(struct aq_share *share, CUcontext context);
+void aq_context_put_back(struct aq_share *share, CUcontext name, CUcontext context);
 
 /* The share's view of a GPU: its size, what is free of it, what all processes of the share
  * take. Sweeps at most every 50 ms: a live process must not go on seeing a dead one's memory. */
@@ -56,6 +58,8 @@ struct aq_view {
   uint64_t used;
 };
 struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free);
+/* True if the limit is reached, or passed by what was measured; counted as a refusal. */
+bool aq_is_full(struct aq_share *share);
 /* The size alone. */
 uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total);
 /* What one slot counts. */

@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "books.h"
+
 enum { MAX_CONTEXTS = 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -20,6 +22,8 @@ static size_t made_count;
 static struct {
   CUcontext context; /* NULL = not in the books */
   uint64_t epoch;    /* +1 with each retention */
+  unsigned askers;   /* threads that retain it now */
+  bool reserved;     /* one context, in the books for the first of them that gets it */
 } primaries[AQ_MAX_DEVICES];
 
 static CUcontext sole;
@@ -69,21 +73,33 @@ struct aq_share *aq_contexts_remove(CUcontext context) {
   return share;
 }
 
-bool aq_primary_is_counted(CUdevice device) {
+/* Whoever comes second waits until the first knows whether there is room, never for the driver. */
+bool aq_primary_enter(CUdevice device, struct aq_share *share) {
   pthread_mutex_lock(&lock);
-  bool counted = primaries[device].context != NULL;
+  bool counted = primaries[device].context || primaries[device].reserved;
+  if (!counted)
+    primaries[device].reserved = counted = aq_context_reserve(share);
+  if (counted)
+    primaries[device].askers++;
   pthread_mutex_unlock(&lock);
   return counted;
 }
 
-bool aq_primary_keep(CUdevice device, CUcontext context) {
+void aq_primary_leave(CUdevice device, struct aq_share *share, CUcontext context) {
   pthread_mutex_lock(&lock);
-  bool added = primaries[device].context == NULL;
-  primaries[device].context = context;
-  primaries[device].epoch++;
-  find_sole();
+  primaries[device].askers--;
+  if (context) {
+    if (!primaries[device].context)
+      primaries[device].reserved = false;
+    primaries[device].context = context;
+    primaries[device].epoch++;
+    find_sole();
+  }
+  if (primaries[device].reserved && primaries[device].askers == 0) {
+    primaries[device].reserved = false;
+    aq_context_cancel(share);
+  }
   pthread_mutex_unlock(&lock);
-  return added;
 }
 
 uint64_t aq_primary_epoch(CUdevice device) {
@@ -93,13 +109,17 @@ uint64_t aq_primary_epoch(CUdevice device) {
   return epoch;
 }
 
-CUcontext aq_primary_end(CUdevice device, uint64_t epoch, bool *again) {
-  CUcontext ended = NULL;
+/* A new primary context may have the same handle, but holds nothing before it is in the books:
+ * hence all under the lock. */
+bool aq_primary_end(CUdevice device, struct aq_share *share, uint64_t epoch) {
   pthread_mutex_lock(&lock);
-  *again = primaries[device].epoch != epoch;
-  if (!*again) {
-    ended = primaries[device].context;
+  bool ended = primaries[device].epoch == epoch;
+  if (ended && primaries[device].context) {
+    aq_context_drop(share, primaries[device].context);
     primaries[device].context = NULL;
+    primaries[device].reserved = primaries[device].askers > 0; /* they count on it */
+    if (!primaries[device].reserved)
+      aq_context_cancel(share);
     find_sole();
   }
   pthread_mutex_unlock(&lock);

@@ -17,14 +17,16 @@ struct aq_share *aq_contexts_remove(CUcontext context);
 
 /* The primary context of an ordinal, which exists while someone retains it: the driver says
  * whether it is active, we whether it is in the books. */
-bool aq_primary_is_counted(CUdevice device);
-/* It was retained. True if it was not in the books and is now. */
-bool aq_primary_keep(CUdevice device, CUcontext context);
+/* About to be retained: reserved, unless it is in the books already or another thread has
+ * reserved it. False: refused and counted. */
+bool aq_primary_enter(CUdevice device, struct aq_share *share);
+/* What came of it; NULL: the driver refused. */
+void aq_primary_leave(CUdevice device, struct aq_share *share, CUcontext context);
 /* To be read before asking the driver whether it is still active ... */
 uint64_t aq_primary_epoch(CUdevice device);
-/* ... and given back when it is not. The context that ended; NULL: it was not in the books.
- * `*again` if it was retained meanwhile: ask the driver again. */
-CUcontext aq_primary_end(CUdevice device, uint64_t epoch, bool *again);
+/* ... and given back when it is not: the context and its memory leave the books. False if it was
+ * retained meanwhile: ask the driver again. */
+bool aq_primary_end(CUdevice device, struct aq_share *share, uint64_t epoch);
 
 /* The context, if this process has exactly one; else NULL. No lock. */
 CUcontext aq_contexts_sole(void);

@@ -26,17 +26,12 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev) {
   CUresult result = payer(dev, &share);
   if (result != CUDA_SUCCESS)
     return result;
-  bool reserved = !aq_primary_is_counted(dev);
-  if (reserved && !aq_context_reserve(share))
+  if (!aq_primary_enter(dev, share))
     return CUDA_ERROR_OUT_OF_MEMORY;
   aq_depth++;
   result = AQ_REAL(cuDevicePrimaryCtxRetain)(context, dev);
   aq_depth--;
-  bool added = result == CUDA_SUCCESS && aq_primary_keep(dev, *context);
-  if (reserved && !added)
-    aq_context_cancel(share);
-  else if (added && !reserved) /* its predecessor ended while we asked */
-    aq_context_force(share);
+  aq_primary_leave(dev, share, result == CUDA_SUCCESS ? *context : NULL);
   return result;
 }
 
@@ -45,15 +40,13 @@ static CUresult settle_primary(CUresult result, CUdevice dev) {
   struct aq_share *share = aq_depth == 0 ? aq_device_share(dev) : NULL;
   if (result != CUDA_SUCCESS || !share || !AQ_REAL(cuDevicePrimaryCtxGetState))
     return result;
-  for (bool again = true; again;) {
+  for (bool ended = false; !ended;) {
     unsigned int flags;
     int active = 1;
     uint64_t epoch = aq_primary_epoch(dev);
     if (AQ_REAL(cuDevicePrimaryCtxGetState)(dev, &flags, &active) != CUDA_SUCCESS || active)
       break;
-    CUcontext ended = aq_primary_end(dev, epoch, &again);
-    if (ended)
-      aq_context_end(share, ended);
+    ended = aq_primary_end(dev, share, epoch);
   }
   return result;
 }
@@ -169,41 +162,54 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned 
   return settle(result, share, context, made);
 }
 
+struct leaving {
+  struct aq_share *share; /* NULL: not ours to count */
+  CUcontext name;
+};
+
 /* Taken out before the driver is asked, as its handle may be used again at once. */
-static struct aq_share *leaving(CUcontext context) {
-  return aq_depth == 0 && aq_is_ready() ? aq_contexts_remove(context) : NULL;
+static struct leaving leave(CUcontext context) {
+  struct leaving leaving = {NULL, NULL};
+  if (aq_depth == 0 && aq_is_ready())
+    leaving.share = aq_contexts_remove(context);
+  if (leaving.share)
+    leaving.name = aq_context_rename(leaving.share, context);
+  return leaving;
 }
 
-static CUresult destroyed(CUresult result, CUcontext context, struct aq_share *share) {
-  if (!share)
+static CUresult destroyed(CUresult result, CUcontext context, struct leaving leaving) {
+  if (!leaving.share)
     return result;
-  if (result == CUDA_SUCCESS)
-    aq_context_end(share, context);
-  else
-    aq_contexts_add(context, share);
+  if (result == CUDA_SUCCESS) {
+    aq_context_drop(leaving.share, leaving.name);
+    aq_context_cancel(leaving.share);
+  } else {
+    aq_context_put_back(leaving.share, leaving.name, context);
+    aq_contexts_add(context, leaving.share);
+  }
   return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
   if (!AQ_REAL(cuCtxDestroy))
     return CUDA_ERROR_NOT_SUPPORTED;
-  struct aq_share *share = leaving(context);
-  return destroyed(AQ_REAL(cuCtxDestroy)(context), context, share);
+  struct leaving leaving = leave(context);
+  return destroyed(AQ_REAL(cuCtxDestroy)(context), context, leaving);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
   if (!AQ_REAL(cuCtxDestroy_v2))
     return CUDA_ERROR_NOT_SUPPORTED;
-  struct aq_share *share = leaving(context);
-  return destroyed(AQ_REAL(cuCtxDestroy_v2)(context), context, share);
+  struct leaving leaving = leave(context);
+  return destroyed(AQ_REAL(cuCtxDestroy_v2)(context), context, leaving);
 }
 
 /* Ends the context: cuCtxAttach, which would keep it, is refused. */
 CUresult cuCtxDetach(CUcontext context) {
   if (!AQ_REAL(cuCtxDetach))
     return CUDA_ERROR_NOT_SUPPORTED;
-  struct aq_share *share = leaving(context);
-  return destroyed(AQ_REAL(cuCtxDetach)(context), context, share);
+  struct leaving leaving = leave(context);
+  return destroyed(AQ_REAL(cuCtxDetach)(context), context, leaving);
 }
 
 /* Stacks, heaps and FIFOs are device memory. They may shrink; to grow them is refused until

@@ -8,12 +8,34 @@
 #include "hooks.h"
 #include "state.h"
 
+enum { GRAIN = 512, PAGE = 2 << 20 };
+
+/* What the GPU gives: whole pages, and small allocations packed into such. UINT64_MAX: more
+ * than there can be. */
+static uint64_t taken(uint64_t bytes) {
+  uint64_t step = bytes < PAGE ? GRAIN : PAGE;
+  return bytes > UINT64_MAX - step ? UINT64_MAX : (bytes + step - 1) & ~(step - 1);
+}
+
+static uint64_t taken_by_rows(uint64_t pitch, uint64_t height) {
+  uint64_t bytes;
+  return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : taken(bytes);
+}
+
+/* Before the driver is asked, with the pitch that GPUs have. */
+static uint64_t taken_by_pitched(uint64_t width, uint64_t height) {
+  if (width > UINT64_MAX - GRAIN)
+    return UINT64_MAX;
+  return taken_by_rows((width + GRAIN - 1) & ~(uint64_t)(GRAIN - 1), height);
+}
+
 static CUresult free_real(CUdeviceptr pointer) {
   return AQ_REAL(cuMemFree_v2) ? AQ_REAL(cuMemFree_v2)(pointer) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* What every allocation does before the driver is asked. Without a current context the
- * driver is asked all the same, for its own answer: charge->share is NULL then. */
+/* What every allocation does before the driver is asked; `bytes` as the GPU gives them. Without
+ * a current context the driver is asked all the same, for its own answer: charge->share is NULL
+ * then. */
 static CUresult begin(uint64_t bytes, struct aq_here *here, struct aq_charge *charge) {
   CUresult result = aq_here(here);
   if (result == CUDA_SUCCESS)
@@ -51,7 +73,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
     return CUDA_ERROR_NOT_SUPPORTED;
   if (aq_depth > 0 || !dptr)
     return AQ_REAL(cuMemAlloc_v2)(dptr, bytes);
-  CUresult result = begin(bytes, &here, &charge);
+  CUresult result = begin(taken(bytes), &here, &charge);
   if (result != CUDA_SUCCESS)
     return result;
   aq_depth++;
@@ -71,7 +93,7 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytes) {
     return CUDA_ERROR_NOT_SUPPORTED;
   if (aq_depth > 0 || !dptr)
     return AQ_REAL(cuMemAlloc)(dptr, bytes);
-  CUresult result = begin(bytes, &here, &charge);
+  CUresult result = begin(taken(bytes), &here, &charge);
   if (result != CUDA_SUCCESS)
     return result;
   aq_depth++;
@@ -91,7 +113,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flags) 
     return CUDA_ERROR_NOT_SUPPORTED;
   if (aq_depth > 0 || !dptr)
     return AQ_REAL(cuMemAllocManaged)(dptr, bytes, flags);
-  CUresult result = begin(bytes, &here, &charge);
+  CUresult result = begin(taken(bytes), &here, &charge);
   if (result != CUDA_SUCCESS)
     return result;
   aq_depth++;
@@ -106,13 +128,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flags) 
 /* Rows are padded by the driver: the charge follows what it answers. */
 static CUresult correct_pitch(CUresult result, struct aq_charge *charge, CUdeviceptr pointer, size_t pitch,
                               size_t height) {
-  uint64_t exact;
-  if (result != CUDA_SUCCESS || !charge->share)
+  if (result != CUDA_SUCCESS || !charge->share || aq_reserve_exactly(charge, taken_by_rows(pitch, height)))
     return result;
-  if (__builtin_mul_overflow(pitch, height, &exact))
-    exact = UINT64_MAX;
-  if (exact <= charge->bytes || aq_reserve_more(charge, exact - charge->bytes))
-    return CUDA_SUCCESS;
   return undo(pointer);
 }
 
@@ -122,14 +139,11 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size
   struct aq_charge charge;
   CUdeviceptr pointer = 0;
   size_t row = 0;
-  uint64_t least;
   if (!AQ_REAL(cuMemAllocPitch_v2))
     return CUDA_ERROR_NOT_SUPPORTED;
   if (aq_depth > 0 || !dptr || !pitch)
     return AQ_REAL(cuMemAllocPitch_v2)(dptr, pitch, width, height, element);
-  if (__builtin_mul_overflow(width, height, &least))
-    least = UINT64_MAX;
-  CUresult result = begin(least, &here, &charge);
+  CUresult result = begin(taken_by_pitched(width, height), &here, &charge);
   if (result != CUDA_SUCCESS)
     return result;
   aq_depth++;
@@ -154,7 +168,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned int
     return CUDA_ERROR_NOT_SUPPORTED;
   if (aq_depth > 0 || !dptr || !pitch)
     return AQ_REAL(cuMemAllocPitch)(dptr, pitch, width, height, element);
-  CUresult result = begin((uint64_t)width * height, &here, &charge);
+  CUresult result = begin(taken_by_pitched(width, height), &here, &charge);
   if (result != CUDA_SUCCESS)
     return result;
   aq_depth++;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Handles are looked up once by UUID and remembered in a table without a lock.
+ * Handles are looked up once by UUID and remembered in a table. Its lock is never held across a
+ * call of NVML.
  */
 #include "nvml_share.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #include "hooks.h"
@@ -11,7 +13,8 @@
 
 enum { PLACES = 64 };
 
-/* `share` is stored before `device`, which makes the entry valid; entries are only added. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static size_t known_count;
 static struct {
   nvmlDevice_t device;
   struct aq_share *share;
@@ -50,31 +53,48 @@ static struct aq_share *ask(nvmlDevice_t device) {
   return aq_share_of_uuid(uuid);
 }
 
-struct aq_share *aq_nvml_share(nvmlDevice_t device) {
-  size_t start = ((uintptr_t)device >> 4) % PLACES;
-  size_t place = start;
-  do {
-    nvmlDevice_t seen = __atomic_load_n(&known[place].device, __ATOMIC_ACQUIRE);
-    if (seen == device)
-      return __atomic_load_n(&known[place].share, __ATOMIC_RELAXED);
-    if (!seen)
-      break;
-    place = (place + 1) % PLACES;
-  } while (place != start);
-  struct aq_share *share = ask(device);
-  /* Two threads may write the same entry: only one GPU's handle is kept, the other asks again. */
-  if (share && !known[place].device) {
-    struct aq_share *none = NULL;
-    if (__atomic_compare_exchange_n(&known[place].share, &none, share, false, __ATOMIC_ACQ_REL,
-                                    __ATOMIC_RELAXED))
-      __atomic_store_n(&known[place].device, device, __ATOMIC_RELEASE);
+/* Under the lock. */
+static struct aq_share *find(nvmlDevice_t device) {
+  for (size_t i = 0; i < known_count; i++)
+    if (known[i].device == device)
+      return known[i].share;
+  return NULL;
+}
+
+static struct aq_share *remembered(nvmlDevice_t device) {
+  pthread_mutex_lock(&lock);
+  struct aq_share *share = find(device);
+  pthread_mutex_unlock(&lock);
+  return share;
+}
+
+static void remember(nvmlDevice_t device, struct aq_share *share) {
+  pthread_mutex_lock(&lock);
+  if (known_count < PLACES && !find(device)) {
+    known[known_count].device = device;
+    known[known_count].share = share;
+    known_count++;
   }
+  pthread_mutex_unlock(&lock);
+}
+
+struct aq_share *aq_nvml_share(nvmlDevice_t device) {
+  struct aq_share *share = remembered(device);
+  if (share || !aq_attach()) /* a forked child has let go of all shares */
+    return share;
+  share = ask(device);
+  if (share)
+    remember(device, share);
   return share;
 }
 
 void aq_nvml_share_reset(void) {
-  for (size_t i = 0; i < PLACES; i++) {
-    __atomic_store_n(&known[i].device, NULL, __ATOMIC_RELEASE);
-    __atomic_store_n(&known[i].share, NULL, __ATOMIC_RELEASE);
-  }
+  pthread_mutex_lock(&lock);
+  known_count = 0;
+  pthread_mutex_unlock(&lock);
+}
+
+void aq_nvml_share_reset_in_child(void) {
+  known_count = 0;
+  lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

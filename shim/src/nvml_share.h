@@ -13,5 +13,6 @@ struct aq_share *aq_nvml_share(nvmlDevice_t device);
 
 /* Handles may mean something else after nvmlInit, and shares after a fork. */
 void aq_nvml_share_reset(void);
+void aq_nvml_share_reset_in_child(void);
 
 #endif

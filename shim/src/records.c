@@ -128,25 +128,6 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
   return stored;
 }
 
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context) {
-  uint64_t bytes = 0;
-  for (struct shard *shard = shards; shard < shards + SHARDS; shard++) {
-    lock(shard);
-    for (uint32_t i = 0; i < shard->capacity;) {
-      struct aq_record *record = &shard->records[i];
-      if (record->key == 0 || record->context != context || record->share != share->index) {
-        i++;
-        continue;
-      }
-      bytes += record->bytes;
-      shard->total[share->index] -= record->bytes;
-      erase(shard, i); /* may move another record here: look again */
-    }
-    unlock(shard);
-  }
-  return bytes;
-}
-
 void aq_records_lock_all(void) {
   for (int i = 0; i < SHARDS; i++)
     lock(&shards[i]);
@@ -155,6 +136,44 @@ void aq_records_lock_all(void) {
 void aq_records_unlock_all(void) {
   for (int i = SHARDS; i-- > 0;)
     unlock(&shards[i]);
+}
+
+static bool is_of(const struct aq_record *record, const struct aq_share *share, CUcontext context) {
+  return record->key != 0 && record->context == context && record->share == share->index;
+}
+
+void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext other) {
+  for (struct shard *shard = shards; shard < shards + SHARDS; shard++) {
+    lock(shard);
+    for (uint32_t i = 0; i < shard->capacity; i++)
+      if (is_of(&shard->records[i], share, context))
+        shard->records[i].context = other;
+    unlock(shard);
+  }
+}
+
+static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUcontext context) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < shard->capacity;) {
+    if (!is_of(&shard->records[i], share, context)) {
+      i++;
+      continue;
+    }
+    bytes += shard->records[i].bytes;
+    erase(shard, i); /* may move another record here: look again */
+  }
+  shard->total[share->index] -= bytes;
+  return bytes;
+}
+
+uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *generation) {
+  uint64_t bytes = 0;
+  aq_records_lock_all();
+  for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
+    bytes += drop_from(shard, share, context);
+  *generation = share->generation;
+  aq_records_unlock_all();
+  return bytes;
 }
 
 uint64_t aq_records_total(unsigned share) {

@@ -28,8 +28,12 @@ bool aq_records_take(const struct aq_share *shares, uint64_t key, struct aq_reco
 bool aq_records_put(const struct aq_share *shares, const struct aq_record *record, struct aq_record *replaced,
                     uint64_t *generation);
 
-/* Takes out all records of `context` on `share`; the sum of their bytes. */
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context);
+/* Moves all records of `context` on `share` to another one. */
+void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext other);
+
+/* Takes out all records of `context` on `share`; the sum of their bytes. `*generation`: as
+ * above. */
+uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *generation);
 
 /* Stops all changes; between the two, totals and generations stand still. */
 void aq_records_lock_all(void);

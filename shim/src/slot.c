@@ -124,9 +124,13 @@ static void restore(struct aq_share *share) {
   if (used < total)
     __atomic_fetch_add(&slot->used_bytes, total - used, __ATOMIC_SEQ_CST);
   aq_records_unlock_all();
-  uint64_t contexts = aq_word(&share->contexts);
-  if (aq_word(&slot->contexts) < contexts)
-    aq_word_set(&slot->contexts, contexts);
+  uint64_t seen = __atomic_load_n(&slot->contexts, __ATOMIC_SEQ_CST);
+  for (;;) { /* others add to the slot first and to the share last, and take away in reverse */
+    uint64_t contexts = __atomic_load_n(&share->contexts, __ATOMIC_SEQ_CST);
+    if (seen >= contexts || __atomic_compare_exchange_n(&slot->contexts, &seen, contexts, false,
+                                                        __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+      break;
+  }
 }
 
 static void sweep_one(const struct aq_share *share, unsigned index) {

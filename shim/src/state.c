@@ -43,7 +43,7 @@ static void after_fork_in_child(void) {
   share_count = 0;
   aq_records_reset();
   aq_contexts_reset();
-  aq_nvml_share_reset();
+  aq_nvml_share_reset_in_child();
   aq_slot_reset_lock();
   attach_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   aq_depth = 0;
@@ -100,14 +100,15 @@ void aq_devices_bind(void) {
   if (aq_is_ready() || !AQ_REAL(cuDeviceGetCount))
     return;
   aq_depth++;
-  if (AQ_REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
-    count = 0;
+  CUresult counted = AQ_REAL(cuDeviceGetCount)(&count);
   for (int device = 0; device < count && device < AQ_MAX_DEVICES; device++) {
     CUuuid uuid;
     if (device_uuid(&uuid, device) == CUDA_SUCCESS)
       found[device] = aq_share_of_uuid((const uint8_t *)uuid.bytes);
   }
   aq_depth--;
+  if (counted != CUDA_SUCCESS)
+    return;
   if (count > AQ_MAX_DEVICES)
     count = AQ_MAX_DEVICES; /* the rest does not exist for this process */
   pthread_mutex_lock(&attach_lock);
@@ -135,7 +136,7 @@ bool aq_all_unlimited(void) {
   for (int device = 0; device < device_count; device++)
     if (!device_shares[device] || aq_share_is_limited(device_shares[device]))
       return false;
-  return true;
+  return device_count > 0;
 }
 
 static CUresult ask_driver(struct aq_here *here) {

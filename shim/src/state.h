@@ -16,7 +16,8 @@ bool aq_attach(void);
 /* aq_attach, and a slot in each ledger. */
 bool aq_attach_with_slots(void);
 
-/* After the driver's cuInit: which ordinal has which share. Once; any thread. */
+/* After the driver's cuInit: which ordinal has which share. Once; any thread. Changes nothing
+ * if the driver does not say how many there are. */
 void aq_devices_bind(void);
 
 /* True after aq_devices_bind, until a fork. */
@@ -26,7 +27,7 @@ bool aq_is_ready(void);
 struct aq_share *aq_device_share(CUdevice device);
 /* True if `device` is an ordinal that the driver has. */
 bool aq_device_exists(CUdevice device);
-/* True if every GPU in sight has a share without a limit. */
+/* True if there are GPUs in sight and each has a share without a limit. */
 bool aq_all_unlimited(void);
 
 /* The share of a GPU by UUID; NULL: none. */

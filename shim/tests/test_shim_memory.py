@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is held to the byte; the simulated driver's own books decide."""
+"""Memory is held to the byte that the GPU gives; the simulated driver's own books decide."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +20,8 @@ from shim.tests.sandbox import MIB, Sandbox
 
 Start = Callable[..., Probe]
 LIMIT = 512 * MIB
+PAGE = 2 * MIB
+GRAIN = 512
 
 
 def gpu(node: Sandbox, index: int = 0) -> str:
@@ -41,18 +43,67 @@ def share(node: Sandbox) -> Path:
     return shares.make(node, gpu=gpu(node), limit=LIMIT)
 
 
+def taken(node: Sandbox) -> tuple[int, int]:
+    """What the GPU gives the container, in whole pages, but for one context: now, and at its peak."""
+    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
+    cost = context_cost(node)
+    return int(group["used"]) - cost, int(group["peak"]) - cost
+
+
 def test_last_byte_fits_and_the_next_does_not(node: Sandbox, share: Path, start: Start) -> None:
     probe = start(node)
     probe.begin()
-    first = probe.alloc(LIMIT - 1)
+    first = probe.alloc(LIMIT - PAGE)
     assert first[0] == SUCCESS
-    assert probe.alloc(2) == (OUT_OF_MEMORY, 0)
-    assert probe.alloc(1)[0] == SUCCESS
+    assert probe.alloc(PAGE - GRAIN)[0] == SUCCESS
+    assert probe.alloc(GRAIN + 1) == (OUT_OF_MEMORY, 0)
+    assert probe.alloc(GRAIN)[0] == SUCCESS
     assert probe.alloc(1) == (OUT_OF_MEMORY, 0)
-    assert requested(node) == (LIMIT, LIMIT)
+    assert requested(node) == (LIMIT, LIMIT) == taken(node)
     assert probe.free(first[1]) == SUCCESS
-    assert probe.alloc(LIMIT - 1)[0] == SUCCESS, "goes on after a refusal"
+    assert probe.alloc(LIMIT - PAGE)[0] == SUCCESS, "goes on after a refusal"
     assert shares.usage(share).denied == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "charge"),
+    [
+        (1, GRAIN),
+        (GRAIN, GRAIN),
+        (PAGE - 1, PAGE),
+        (PAGE, PAGE),
+        (PAGE + 1, 2 * PAGE),
+        (5 * PAGE - 1, 5 * PAGE),
+    ],
+)
+def test_charge_is_what_the_gpu_gives(
+    node: Sandbox, share: Path, start: Start, size: int, charge: int
+) -> None:
+    probe = start(node)
+    probe.begin()
+    pointer = probe.alloc(size)[1]
+    assert shares.usage(share).used_bytes == charge
+    assert probe.free(pointer) == SUCCESS
+    assert shares.usage(share).used_bytes == 0
+
+
+def test_pages_that_the_gpu_gives_never_pass_the_limit(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
+    answers = [probe.alloc(PAGE + 1)[0] for _ in range(LIMIT // PAGE // 2 + 1)]
+    assert answers == [SUCCESS] * (len(answers) - 1) + [OUT_OF_MEMORY]
+    assert taken(node) == (LIMIT, LIMIT)
+
+
+@pytest.mark.parametrize("size", [1 << 57, (1 << 64) - 1])
+def test_request_past_all_reason_is_counted_as_denied(
+    node: Sandbox, share: Path, start: Start, size: int
+) -> None:
+    probe = start(node)
+    probe.begin()
+    assert probe.alloc(size) == (OUT_OF_MEMORY, 0)
+    assert shares.usage(share).denied == 1
+    assert shares.usage(share).used_bytes == 0
 
 
 def test_processes_of_a_share_have_one_limit_together(node: Sandbox, share: Path, start: Start) -> None:
@@ -70,13 +121,14 @@ def test_pitch_counts_padded_rows(node: Sandbox, share: Path, start: Start) -> N
     probe = start(node)
     probe.begin()
     probe.reset(4)
-    cells = probe.ok("cuMemAllocPitch_v2", "&4", "&5", 1000, 1 << 10, 4).cells
+    cells = probe.ok("cuMemAllocPitch_v2", "&4", "&5", 1000, 3 << 10, 4).cells
     pitch = cells[5]
     assert pitch > 1000
-    assert shares.usage(share).used_bytes == pitch << 10 == requested(node)[0]
-    assert probe.alloc(LIMIT - (pitch << 10))[0] == SUCCESS
+    assert shares.usage(share).used_bytes == 2 * PAGE == taken(node)[0]
+    assert requested(node)[0] == pitch * (3 << 10)
+    assert probe.alloc(LIMIT - 2 * PAGE)[0] == SUCCESS
     assert probe.free(cells[4]) == SUCCESS
-    assert shares.usage(share).used_bytes == requested(node)[0]
+    assert shares.usage(share).used_bytes == taken(node)[0]
 
 
 def test_pitch_that_only_pads_past_the_limit_is_refused(node: Sandbox, share: Path, start: Start) -> None:
@@ -85,7 +137,21 @@ def test_pitch_that_only_pads_past_the_limit_is_refused(node: Sandbox, share: Pa
     rows = LIMIT // 1000
     answer = probe.call("cuMemAllocPitch_v2", "&4", "&5", 1000, rows, 4)
     assert (answer.result, answer.cells) == (OUT_OF_MEMORY, {})
-    assert shares.usage(share).used_bytes == 0 == requested(node)[0]
+    assert shares.usage(share).used_bytes == 0 == requested(node)[1]
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(1, 1 << 22), ((1 << 64) - 1, 1), (1 << 40, 1 << 40)], ids=["thin", "wide", "huge"]
+)
+def test_pitch_is_refused_before_the_driver_is_asked(
+    node: Sandbox, share: Path, start: Start, width: int, height: int
+) -> None:
+    probe = start(node)
+    probe.begin()
+    answer = probe.call("cuMemAllocPitch_v2", "&4", "&5", width, height, 4)
+    assert (answer.result, answer.cells) == (OUT_OF_MEMORY, {})
+    assert taken(node) == (0, 0)
+    assert shares.usage(share).denied == 1
 
 
 @pytest.mark.parametrize(
@@ -115,8 +181,8 @@ def test_context_is_reserved_at_its_estimate_before_it_is_made(node: Sandbox, st
     probe.begin()
     assert shares.usage(share).used_bytes == cost
     assert probe.call("cuCtxCreate_v2", "&6", 0, 0).result == OUT_OF_MEMORY
-    assert probe.alloc(cost - 1)[0] == SUCCESS
-    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+    assert probe.alloc(cost - PAGE)[0] == SUCCESS
+    assert probe.alloc(PAGE)[0] == OUT_OF_MEMORY
     other = start(node)
     other.ok("cuInit", 0)
     refused = other.call("cuDevicePrimaryCtxRetain", "&0", 0)
@@ -216,6 +282,15 @@ def test_view_is_the_lesser_of_share_and_gpu(node: Sandbox, start: Start) -> Non
     assert probe.ok("cuDeviceTotalMem_v2", "&8", 0).cells[8] == LIMIT
 
 
+def test_32_bit_view_is_computed_before_it_is_cut_to_32_bits(node: Sandbox, start: Start) -> None:
+    shares.make(node, gpu=gpu(node), limit=8192 * MIB)
+    probe = start(node)
+    probe.begin()
+    assert probe.alloc(6144 * MIB)[0] == SUCCESS
+    cells = probe.ok("cuMemGetInfo", "&8", "&10").cells
+    assert cells[8] & 0xFFFFFFFF == 2048 * MIB
+
+
 def test_info_takes_a_null_pointer_for_either(node: Sandbox, share: Path, start: Start) -> None:
     probe = start(node)
     probe.begin()
@@ -257,6 +332,31 @@ def test_what_is_not_accounted_is_refused_under_a_limit(
     probe.begin()
     answer = probe.call(symbol, *arguments)
     assert (answer.result, answer.cells) == (NOT_SUPPORTED, {})
+
+
+LOADS = [
+    "cuModuleLoad",
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleLoadFatBinary",
+    "cuLibraryLoadData",
+]
+
+
+@pytest.mark.parametrize("symbol", [*LOADS, "cuLibraryLoadFromFile"])
+def test_code_is_loaded_only_while_there_is_room(
+    node: Sandbox, share: Path, start: Start, symbol: str
+) -> None:
+    probe, bare = start(node), start(node, bare=True)
+    for one in (probe, bare):
+        one.begin()
+    answer = bare.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result
+    assert probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result == answer != OUT_OF_MEMORY
+    pointer = probe.alloc(LIMIT)[1]
+    full = probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0)
+    assert (full.result, full.cells) == (OUT_OF_MEMORY, {})
+    assert probe.free(pointer) == SUCCESS
+    assert probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result == answer
 
 
 def test_graph_node_that_allocates_is_refused_others_are_not(

@@ -122,6 +122,19 @@ def test_bad_handle_gets_the_drivers_error(node: Sandbox, share: Path, start: St
         assert answers[0].result != SUCCESS
 
 
+@pytest.mark.parametrize("unlimited", [False, True])
+def test_forked_child_may_go_on_asking(node: Sandbox, start: Start, unlimited: bool) -> None:
+    gpu = str(node.books()["gpus"][0]["uuid"])
+    shares.make(node, gpu=gpu, limit=0 if unlimited else LIMIT, unlimited=unlimited)
+    probe = start(node)
+    handle = begin(probe)
+    before = probe.ok("nvmlDeviceGetMemoryInfo", handle, "&41").cells
+    probe.command("!fork")
+    for cell in (41, 42, 43):
+        probe.reset(cell)
+    assert probe.ok("nvmlDeviceGetMemoryInfo", handle, "&41").cells == before
+
+
 _PYTHON_CLIENT: Final = """
 import pynvml
 pynvml.nvmlInit()

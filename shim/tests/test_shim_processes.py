@@ -19,6 +19,11 @@ from shim.tests.sandbox import MIB, TIMEOUT_S, Sandbox
 
 Start = Callable[..., Probe]
 LIMIT = 512 * MIB
+PAGE = 2 * MIB
+
+
+def context_cost(node: Sandbox) -> int:
+    return int(node.books()["gpus"][0]["context"])
 
 
 @pytest.fixture
@@ -34,6 +39,9 @@ def test_memory_of_a_killed_process_comes_back(node: Sandbox, share: Path, start
     assert other.alloc(200 * MIB)[0] == OUT_OF_MEMORY
     victim.kill()
     assert other.alloc(LIMIT)[0] == SUCCESS, "swept before a refusal"
+    second_slot = region.LEDGER_HEADER_SIZE + region.SLOT_SIZE
+    at = second_slot + region.SlotLayout.peak_bytes.offset
+    assert (share / "ledger").read_bytes()[at : at + 8] == LIMIT.to_bytes(8, "little"), "its peak"
 
 
 def test_view_forgets_a_killed_process(node: Sandbox, share: Path, start: Start) -> None:
@@ -252,8 +260,38 @@ def test_race_near_the_limit_never_passes_it(
         assert numbers[2] == 0, "no other error than OUT_OF_MEMORY"
     group = next(group for group in node.books()["groups"] if group["group"] == node.group)
     assert int(group["requested_peak"]) <= LIMIT
+    assert int(group["peak"]) - processes * context_cost(node) <= LIMIT + processes * PAGE, (
+        "small ones: packed"
+    )
     assert refused > 0 < taken, "the race was at the limit"
     assert sum(slot.used_bytes for slot in shares.slots(share)) == 0
+
+
+def run_contexts(node: Sandbox, clients: Clients, way: str, threads: int, rounds: int) -> list[int]:
+    # One heap without caches: the simulated driver soon gives a handle out again, to any thread.
+    env = node.environment() | {"MALLOC_ARENA_MAX": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    run = node.run(clients.linked("contexts"), way, str(threads), str(rounds), str(64 * MIB), env=env)
+    return [int(word) for word in run.stdout.split()]
+
+
+def test_context_handle_in_use_again_keeps_the_new_contexts_memory(node: Sandbox, clients: Clients) -> None:
+    gpu = str(node.books()["gpus"][0]["uuid"])
+    share = shares.make(node, gpu=gpu, limit=135 * MIB)
+    taken, _, failed = run_contexts(node, clients, "made", threads=16, rounds=30000)
+    assert taken > 0 == failed
+    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
+    assert int(group["requested_peak"]) <= 135 * MIB
+    assert shares.usage(share).used_bytes == 0
+
+
+def test_threads_that_retain_at_once_reserve_one_context(node: Sandbox, clients: Clients) -> None:
+    cost = context_cost(node)
+    gpu = str(node.books()["gpus"][0]["uuid"])
+    share = shares.make(node, gpu=gpu, limit=cost + cost // 2, estimate=cost)
+    _, refused, failed = run_contexts(node, clients, "primary", threads=8, rounds=20000)
+    assert (refused, failed) == (0, 0)
+    assert shares.usage(share).used_bytes == 0
+    assert shares.usage(share).denied == 0
 
 
 def test_kills_at_random_moments_leave_nothing(
