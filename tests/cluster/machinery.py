@@ -13,13 +13,17 @@ from pathlib import Path
 from . import controlplane, network
 from .binaries import Binaries
 from .cgroups import Cgroups
-from .node import CONTAINERD, CONTAINERD_SOCKET, Node
+from .node import CONTAINERD, CONTAINERD_SOCKET, KUBE_PROXY, Node
 from .node import DAEMONS as NODE_DAEMONS
 from .processes import Daemon, Processes
 from .spec import Addresses, Layout, Spec
 from .system import TestbedError, is_unmounted, run, wait_until
 
 _FILLER = "/var/lib/.filler"
+_FORGET_RULES = "; ".join(
+    f"{verb} table {family} kube-proxy" for family in ("ip", "ip6") for verb in ("add", "delete")
+)
+"""kube-proxy 1.37.2 that starts beside rules of its predecessor may lose the map of Services (seen)."""
 
 
 class Machinery:
@@ -76,8 +80,11 @@ class Machinery:
 
     def start(self, daemon: str) -> None:
         """Start a daemon that does not run; containerd is waited for, since kubelet ends if it is absent."""
-        self._processes.start(self._daemon(daemon))
+        wanted = self._daemon(daemon)
         node, _, program = daemon.partition("/")
+        if program == KUBE_PROXY and self.state(daemon) == "stopped":
+            self.node_exec(node, ["nft", _FORGET_RULES])
+        self._processes.start(wanted)
         if program == CONTAINERD:
             socket_file = self.node_path(node, CONTAINERD_SOCKET)
             self._wait(daemon, lambda: _answers(socket_file))
