@@ -3,7 +3,7 @@
 
 import json
 import os
-import subprocess
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -129,7 +129,7 @@ class Installation:
         pod = self.pod_of("aliquot-agent", node=node)
         container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
         pid = _pid_of(container)
-        subprocess.run(["kill", "-KILL", str(pid)], check=True, timeout=10)
+        os.kill(pid, signal.SIGKILL)
         return pid
 
     def files(self, node: str) -> list[str]:
