@@ -147,28 +147,27 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
   return result == NVML_SUCCESS ? list(share, count, infos, false) : result;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
-                                                     nvmlProcessInfo_t *infos) {
+typedef nvmlReturn_t (*list_processes)(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos);
+
+/* The second and third ABI have the same entries. */
+static nvmlReturn_t list_wide(list_processes real, nvmlDevice_t device, unsigned int *count,
+                              nvmlProcessInfo_t *infos) {
   struct aq_share *share;
   unsigned int none = 0;
-  if (!AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v2))
+  if (!real)
     return NVML_ERROR_NOT_SUPPORTED;
   if (aq_depth > 0 || !count)
-    return AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v2)(device, count, infos);
-  nvmlReturn_t asked = AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v2)(device, &none, NULL);
-  nvmlReturn_t result = may_list(asked, device, &share);
+    return real(device, count, infos);
+  nvmlReturn_t result = may_list(real(device, &none, NULL), device, &share);
   return result == NVML_SUCCESS ? list(share, count, infos, true) : result;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_t *infos) {
+  return list_wide(AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v2), device, count, infos);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
                                                      nvmlProcessInfo_t *infos) {
-  struct aq_share *share;
-  unsigned int none = 0;
-  if (!AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v3))
-    return NVML_ERROR_NOT_SUPPORTED;
-  if (aq_depth > 0 || !count)
-    return AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, count, infos);
-  nvmlReturn_t asked = AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &none, NULL);
-  nvmlReturn_t result = may_list(asked, device, &share);
-  return result == NVML_SUCCESS ? list(share, count, infos, true) : result;
+  return list_wide(AQ_REAL(nvmlDeviceGetComputeRunningProcesses_v3), device, count, infos);
 }

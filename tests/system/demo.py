@@ -122,8 +122,8 @@ def clean_up(aliquot: Installation, team: Tenant, node: str) -> None:
     chapter("Deleting everything leaves nothing")
     for pod in ("infer", "third", "plain"):
         team.delete(pod)
-    for kind in ("resourceclaims", "resourceclaimtemplates"):
-        bed.wait_for(lambda kind=kind: not bed.list(kind, team.namespace), what=f"no {kind}")  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+    bed.wait_for(lambda: not bed.list("resourceclaims", team.namespace), what="no claim")
+    bed.wait_for(lambda: not bed.list("resourceclaimtemplates", team.namespace), what="no template")
     bed.wait_for(lambda: not aliquot.files(node), what="no file of a claim on the node")
     assert aliquot.used_bytes(node) == 0, aliquot.books(node)
     say("No claim, no template, no share directory, no CDI file; the GPU is empty.")
