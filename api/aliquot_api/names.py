@@ -23,6 +23,17 @@ LAST_USED_ANNOTATION: Final = "aliquot.dev/last-used"
 """On our templates: RFC 3339 UTC time of the last admission that named it."""
 REQUEST_ANNOTATION: Final = "aliquot.dev/original-request"
 """On converted pods: JSON of the handled resources taken out, by container."""
+
+ANNOTATION_MEMORY_LIMIT: Final = "aliquot.dev/gpu-memory-limit"
+"""A quantity for every GPU container and each of its cards, or `container=quantity,…`; also live resize."""
+ANNOTATION_CORES: Final = "aliquot.dev/gpu-cores"
+ANNOTATION_GPU_TYPES: Final = "aliquot.dev/gpu-types"
+ANNOTATION_SAME_GPU: Final = "aliquot.dev/same-gpu"
+ANNOTATION_SPREAD_GPUS: Final = "aliquot.dev/spread-gpus"
+ANNOTATION_NUMA_ALIGN: Final = "aliquot.dev/numa-align"
+ANNOTATION_PCIE_ALIGN: Final = "aliquot.dev/pcie-align"
+ANNOTATION_SHARING: Final = "aliquot.dev/sharing"
+
 POD_CLAIM_NAME: Final = "aliquot"
 """Entry in pod.spec.resourceClaims that the webhook adds."""
 

@@ -16,8 +16,8 @@ from aliquot_api.errors import InvalidInput
 from aliquot_api.names import CAPACITY_CORES, CAPACITY_MEMORY, CAPACITY_SHARES, DRIVER
 
 _SHARE_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_PRECEDENCE: Final = ("FromClass", "FromClaim")
-"""Sources of configuration, the later one wins."""
+_SOURCES: Final = ("FromClass", "FromClaim")
+_CONFIG_FIELD: Final = "status.allocation.devices.config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,15 @@ def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[s
         memory_bytes=_amount(consumed, CAPACITY_MEMORY, default="0"),
         cores_percent=_amount(consumed, CAPACITY_CORES, default="0"),
         shares=_amount(consumed, CAPACITY_SHARES, default="1"),
-        sharing=_config(configs, request=request).sharing,
+        sharing=_sharing(configs, request=request),
     )
+
+
+def _sharing(configs: Sequence[Mapping[str, Any]], *, request: str) -> Sharing:
+    sharing = _config(configs, request=request).sharing or Sharing.SHIM
+    if sharing in (Sharing.TIMESLICE, Sharing.MPS):
+        raise Refused(f"request {request} asks for sharing {sharing}, which this node does not offer")
+    return sharing
 
 
 def _amount(consumed: Mapping[str, str], name: str, *, default: str) -> int:
@@ -94,17 +101,17 @@ def _amount(consumed: Mapping[str, str], name: str, *, default: str) -> int:
 
 
 def _config(configs: Sequence[Mapping[str, Any]], *, request: str) -> ShareConfig:
-    """The configuration that counts for `request`: the claim's before the class's, the last of each."""
-    chosen = ShareConfig()
-    for source in _PRECEDENCE:
+    """The configuration that counts for `request`."""
+    stated: dict[str, list[ShareConfig]] = {source: [] for source in _SOURCES}
+    try:
         for index, entry in enumerate(configs):
-            opaque = entry.get("opaque") or {}
+            opaque, source = entry.get("opaque") or {}, entry.get("source")
             names = entry.get("requests") or []
             applies = not names or request in names or request.partition("/")[0] in names
-            if entry.get("source") == source and opaque.get("driver") == DRIVER and applies:
-                field = f"status.allocation.devices.config[{index}].opaque.parameters"
-                try:
-                    chosen = config.decode(opaque.get("parameters"), field=field)
-                except InvalidInput as error:
-                    raise Refused(str(error)) from error
-    return chosen
+            if source in stated and opaque.get("driver") == DRIVER and applies:
+                field = f"{_CONFIG_FIELD}[{index}].opaque.parameters"
+                stated[str(source)].append(config.decode(opaque.get("parameters"), field=field))
+        by_class, by_claim = (stated[source] for source in _SOURCES)
+        return config.merge(class_configs=by_class, claim_configs=by_claim, field=_CONFIG_FIELD)
+    except InvalidInput as error:
+        raise Refused(str(error)) from error
