@@ -30,7 +30,7 @@ bool context_is_live(CUcontext context) {
   return context && is_known(context) && context->serial != 0;
 }
 
-CUresult context_current(CUcontext *context) {
+static CUresult context_top(CUcontext *context) {
   if (current.depth == 0) {
     return CUDA_ERROR_INVALID_CONTEXT;
   }
@@ -40,6 +40,23 @@ CUresult context_current(CUcontext *context) {
   }
   *context = top;
   return CUDA_SUCCESS;
+}
+
+static bool is_lost(CUcontext context) {
+  const struct sim_gpu *gpu = &driver.books.node.state->gpu[context->gpu];
+  return atomic_load_explicit(&gpu->faults.lost, memory_order_relaxed);
+}
+
+CUresult context_current(CUcontext *context) {
+  CUcontext top = NULL;
+  CUresult result = context_top(&top);
+  if (result == CUDA_SUCCESS && is_lost(top)) {
+    return CUDA_ERROR_UNKNOWN; /* what programs get on a GPU that fell off the bus */
+  }
+  if (result == CUDA_SUCCESS) {
+    *context = top;
+  }
+  return result;
 }
 
 static bool push(CUcontext context) {
@@ -76,6 +93,9 @@ static CUcontext free_object(void) {
 
 static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext *created) {
   uint32_t gpu = driver.gpu[device];
+  if (atomic_load(&driver_gpu(device)->faults.lost)) {
+    return CUDA_ERROR_UNKNOWN;
+  }
   struct books_delta cost = {.pages = (int64_t)driver_gpu(device)->context_bytes};
   CUcontext context = free_object();
   if (!context || !books_change(&driver.books, gpu, cost)) {
@@ -251,7 +271,7 @@ static CUresult unmake(CUcontext ctx) {
     return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
   }
   CUcontext top = NULL;
-  if (context_current(&top) == CUDA_SUCCESS && top == ctx) {
+  if (context_top(&top) == CUDA_SUCCESS && top == ctx) {
     current.depth--;
   }
   destroy(ctx);
@@ -276,7 +296,7 @@ CUresult cuCtxGetCurrent(CUcontext *pctx) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
   CUcontext top = NULL;
-  result = current.depth == 0 ? CUDA_SUCCESS : context_current(&top);
+  result = current.depth == 0 ? CUDA_SUCCESS : context_top(&top);
   if (result == CUDA_SUCCESS) {
     *pctx = top;
   }
@@ -327,7 +347,7 @@ static CUresult pop_current(CUcontext *pctx) {
     return result;
   }
   CUcontext top;
-  result = context_current(&top);
+  result = context_top(&top);
   if (result == CUDA_SUCCESS) {
     current.depth--;
     if (pctx) {

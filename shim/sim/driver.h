@@ -57,7 +57,8 @@ static inline CUresult driver_leave(CUresult result) {
 bool driver_is_device(CUdevice device);
 const struct sim_gpu *driver_gpu(CUdevice device);
 
-/* Current context of the thread: INVALID_CONTEXT if there is none, CONTEXT_IS_DESTROYED if it is gone. */
+/* Current context of the thread: INVALID_CONTEXT if there is none, CONTEXT_IS_DESTROYED if it is gone,
+ * UNKNOWN if its GPU fell off the bus. */
 CUresult context_current(CUcontext *context);
 bool context_is_live(CUcontext context);
 

@@ -16,13 +16,14 @@
 #include <stdint.h>
 
 #define SIM_MAGIC    0x314d495351494c41ULL /* "ALIQSIM1" */
-#define SIM_LAYOUT   1U
+#define SIM_LAYOUT   2U
 #define SIM_GPUS     16U
 #define SIM_SLOTS    2048U /* slot 0 stands for nobody */
 #define SIM_GROUPS   512U  /* group 0 stands for none */
 #define SIM_NAME     64U
 #define SIM_PAGE     (2ULL << 20)
 #define SIM_OFD_BASE (1LL << 40)
+#define SIM_EVENTS   256U /* remembered of all that happened; events.h */
 
 /* What a process holds of a GPU is counted twice: the GPU's pages that it takes
  * (contexts included, allocations rounded up and packed) and the bytes that it
@@ -37,6 +38,15 @@ struct sim_meter {
   _Alignas(16) volatile uint64_t half[2];
 };
 
+/* What is wrong with a GPU. Made by `aliquot-sim inject`, seen by all. */
+struct sim_faults {
+  _Atomic uint32_t lost;      /* fallen off the bus */
+  _Atomic uint32_t throttled; /* NVML's clocks event reasons, beyond idle */
+  _Atomic uint64_t ecc;       /* uncorrected errors since the last recovery */
+  _Atomic uint64_t ecc_ever;
+  _Atomic uint64_t last_xid;
+};
+
 struct sim_gpu {
   uint8_t uuid[16];
   uint32_t profile; /* index into sim_profiles */
@@ -44,6 +54,7 @@ struct sim_gpu {
   int32_t numa_node;
   uint32_t minor;
   uint64_t context_bytes;
+  struct sim_faults faults;
   _Alignas(64) struct sim_meter used; /* bytes, whole pages */
 };
 
@@ -90,6 +101,8 @@ struct sim_state {
   _Alignas(64) _Atomic uint32_t slots_used; /* highest slot ever taken; only grows */
   _Atomic uint32_t serial;                  /* gives a meter without owner a value that was never there */
   _Atomic uint32_t janitor;                 /* where the next newcomer looks for dead processes */
+  _Atomic uint32_t events;                  /* how many there have been; a futex */
+  _Atomic uint64_t event[SIM_EVENTS];
   _Alignas(64) struct sim_gpu gpu[SIM_GPUS];
   struct sim_group group[SIM_GROUPS];
   struct sim_slot slot[SIM_SLOTS];

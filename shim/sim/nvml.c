@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "nvml_sim.h"
 
@@ -28,7 +29,10 @@ nvmlReturn_t nvml_ready_for(nvmlDevice_t device, const void *output) {
     return result;
   }
   bool known = device >= nvml_sim.device && device < nvml_sim.device + nvml_sim.devices;
-  return known && output ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+  if (!known || !output) {
+    return NVML_ERROR_INVALID_ARGUMENT;
+  }
+  return atomic_load(&nvml_gpu(device)->faults.lost) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 struct sim_gpu *nvml_gpu(nvmlDevice_t device) {
@@ -36,6 +40,12 @@ struct sim_gpu *nvml_gpu(nvmlDevice_t device) {
 }
 const struct sim_profile *nvml_profile(nvmlDevice_t device) {
   return &sim_profiles[nvml_gpu(device)->profile];
+}
+
+uint64_t nvml_milliseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 nvmlReturn_t nvml_text(const char *text, char *buffer, unsigned length) {
@@ -123,6 +133,7 @@ const char *nvmlErrorString(nvmlReturn_t result) {
       [NVML_ERROR_NO_PERMISSION] = "Insufficient Permissions",
       [NVML_ERROR_NOT_FOUND] = "Not Found",
       [NVML_ERROR_INSUFFICIENT_SIZE] = "Insufficient Size",
+      [NVML_ERROR_TIMEOUT] = "Timeout",
       [NVML_ERROR_DRIVER_NOT_LOADED] = "Driver Not Loaded",
       [NVML_ERROR_LIBRARY_NOT_FOUND] = "NVML Shared Library Not Found",
       [NVML_ERROR_FUNCTION_NOT_FOUND] = "Function Not Found",

@@ -29,11 +29,14 @@ extern struct nvml_sim {
 /* NVML_SUCCESS while initialised; changes nothing. */
 nvmlReturn_t nvml_ready(void);
 
-/* The same for calls about a device that write to `output`. */
+/* The same for calls about a device that write to `output`; GPU_IS_LOST if it fell off the bus. */
 nvmlReturn_t nvml_ready_for(nvmlDevice_t device, const void *output);
 
 struct sim_gpu *nvml_gpu(nvmlDevice_t device);
 const struct sim_profile *nvml_profile(nvmlDevice_t device);
+
+/* CLOCK_MONOTONIC. */
+uint64_t nvml_milliseconds(void);
 
 /* Copy text into a caller's buffer; INSUFFICIENT_SIZE if it does not fit. */
 nvmlReturn_t nvml_text(const char *text, char *buffer, unsigned length);

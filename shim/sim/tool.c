@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tool.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,13 @@ static const char usage[] =
     "libraries\n"
     "  books [--json]                       print what every GPU, group and process holds and held at most\n"
     "  reset                                let all peaks start anew, forget ended groups\n"
+    "  inject xid --gpu G --code N          an XID of the GPU with this index or UUID\n"
+    "  inject ecc --gpu G [--count N]       uncorrected memory errors\n"
+    "  inject throttle --gpu G [--off]      too hot: clocks are low\n"
+    "  inject lost --gpu G                  fallen off the bus\n"
+    "  inject recover --gpu G               all of that is over\n"
+    "  inject hold --gpu G --memory SIZE    be a process that holds SIZE bytes (16Gi, 512Mi) until it is "
+    "killed\n"
     "All take --root DIR (default: $ALIQUOT_SIM_ROOT, else /run/aliquot-sim).\n";
 
 bool tool_open(const struct tool_options *options, struct node *node) {
@@ -60,6 +68,57 @@ static bool add_gpus(struct tool_options *options, const char *text) {
   return false;
 }
 
+/* The whole of a text as a number up to `largest`. */
+static bool take_number(const char *name, const char *text, uint64_t largest, uint64_t *number) {
+  char *end;
+  errno = 0;
+  unsigned long long value = strtoull(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end || errno != 0 || value > largest) {
+    fprintf(stderr, "aliquot-sim: %s %s: give a number from 0 to %llu\n", name, text,
+            (unsigned long long)largest);
+    return false;
+  }
+  *number = value;
+  return true;
+}
+
+/* Bytes, or with Ki, Mi, Gi. */
+static bool take_size(const char *name, const char *text, uint64_t *bytes) {
+  static const struct {
+    const char *suffix;
+    unsigned shift;
+  } units[] = {{"", 0}, {"Ki", 10}, {"Mi", 20}, {"Gi", 30}};
+  char *end;
+  unsigned long long value = strtoull(text, &end, 10);
+  for (size_t i = 0; i < sizeof units / sizeof *units && *text >= '0' && *text <= '9'; i++) {
+    if (strcmp(end, units[i].suffix) == 0 && value < 1ULL << 42 >> units[i].shift) {
+      *bytes = value << units[i].shift;
+      return true;
+    }
+  }
+  fprintf(stderr, "aliquot-sim: %s %s: give bytes, or a number with Ki, Mi or Gi, below 4096Gi\n", name,
+          text);
+  return false;
+}
+
+static bool take_fault_option(struct tool_options *options, const char *name, const char *value) {
+  uint64_t code = 0;
+  if (strcmp(name, "--code") == 0 && take_number(name, value, UINT32_MAX, &code)) {
+    options->code = (uint32_t)code;
+    return true;
+  }
+  if (strcmp(name, "--count") == 0) {
+    return take_number(name, value, 1000000, &options->count);
+  }
+  if (strcmp(name, "--memory") == 0) {
+    return take_size(name, value, &options->memory);
+  }
+  if (strcmp(name, "--code") != 0) {
+    fprintf(stderr, "aliquot-sim: unknown option %s\n%s", name, usage);
+  }
+  return false;
+}
+
 static bool take_option(struct tool_options *options, const char *name, const char *value) {
   if (strcmp(name, "--root") == 0) {
     options->root = value;
@@ -78,11 +137,12 @@ static bool take_option(struct tool_options *options, const char *name, const ch
       return false;
     }
     options->context_bytes = (uint64_t)mib << 20;
+  } else if (strcmp(name, "--gpu") == 0 && options->what) {
+    options->gpu_name = value;
   } else if (strcmp(name, "--gpu") == 0) {
     return add_gpus(options, value);
   } else {
-    fprintf(stderr, "aliquot-sim: unknown option %s\n%s", name, usage);
-    return false;
+    return take_fault_option(options, name, value);
   }
   return true;
 }
@@ -91,6 +151,10 @@ static bool parse(struct tool_options *options, int count, char **arguments) {
   for (int i = 0; i < count; i++) {
     if (strcmp(arguments[i], "--json") == 0) {
       options->json = true;
+      continue;
+    }
+    if (strcmp(arguments[i], "--off") == 0) {
+      options->off = true;
       continue;
     }
     if (i + 1 == count) {
@@ -110,7 +174,11 @@ int main(int argc, char **argv) {
   static const struct {
     const char *name;
     int (*run)(const struct tool_options *options);
-  } commands[] = {{"init", tool_init}, {"cdi", tool_cdi}, {"books", tool_books}, {"reset", tool_reset}};
+  } commands[] = {{"init", tool_init},
+                  {"cdi", tool_cdi},
+                  {"books", tool_books},
+                  {"reset", tool_reset},
+                  {"inject", tool_inject}};
   char host[SIM_NAME] = "node";
   gethostname(host, sizeof host - 1);
   struct tool_options options = {.root = node_root(), .node = host, .kind = "sim.aliquot.dev/gpu"};
@@ -120,7 +188,9 @@ int main(int argc, char **argv) {
   }
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
     if (strcmp(argv[1], commands[i].name) == 0) {
-      return parse(&options, argc - 2, argv + 2) ? commands[i].run(&options) : 2;
+      int taken = commands[i].run == tool_inject && argc > 2 ? 3 : 2;
+      options.what = taken == 3 ? argv[2] : NULL;
+      return parse(&options, argc - taken, argv + taken) ? commands[i].run(&options) : 2;
     }
   }
   fprintf(stderr, "aliquot-sim: no command %s\n%s", argv[1], usage);

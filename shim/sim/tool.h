@@ -16,6 +16,12 @@ struct tool_options {
   uint32_t profile[SIM_GPUS];
   uint64_t context_bytes; /* 0 = as the profile says */
   bool json;
+  const char *what;     /* inject: the fault */
+  const char *gpu_name; /* inject: an index or a UUID */
+  uint32_t code;
+  uint64_t count;
+  uint64_t memory;
+  bool off;
 };
 
 /* Each prints what went wrong to stderr and returns an exit status. */
@@ -23,6 +29,7 @@ int tool_init(const struct tool_options *options);
 int tool_cdi(const struct tool_options *options);
 int tool_books(const struct tool_options *options);
 int tool_reset(const struct tool_options *options);
+int tool_inject(const struct tool_options *options);
 
 /* Map the state, or say why not. */
 bool tool_open(const struct tool_options *options, struct node *node);

@@ -32,11 +32,16 @@ static void print_gpus(const struct node *node) {
     char uuid[SIM_UUID_TEXT];
     node_uuid_text(gpu, uuid);
     printf("%s\n    {\"index\": %u, \"uuid\": \"%s\", \"name\": \"Simulated %s\", \"profile\": \"%s\", "
-           "\"total\": %llu, \"reserved\": %llu, \"context\": %llu, \"used\": %llu, \"peak\": %llu}",
+           "\"total\": %llu, \"reserved\": %llu, \"context\": %llu, \"used\": %llu, \"peak\": %llu",
            i ? "," : "", i, uuid, profile->product, profile->name,
            (unsigned long long)profile->total_mib << 20, (unsigned long long)profile->reserved_mib << 20,
            (unsigned long long)gpu->context_bytes, (unsigned long long)value.used,
            (unsigned long long)value.peak);
+    printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %llu}",
+           atomic_load(&gpu->faults.lost) ? "true" : "false",
+           atomic_load(&gpu->faults.throttled) ? "true" : "false",
+           (unsigned long long)atomic_load(&gpu->faults.ecc),
+           (unsigned long long)atomic_load(&gpu->faults.last_xid));
   }
 }
 
