@@ -19,16 +19,6 @@ def headers() -> str:
     return str(resources.files("nvidia.cu13") / "include")
 
 
-def _hooks() -> dict[str, str]:
-    """Symbols of hooks.def with their kind."""
-    text = (_SOURCES / "hooks.def").read_text()
-    return {name: kind for kind, name in re.findall(r"^AQ_(\w+)\(\w+, (\w+)\)", text, re.MULTILINE)}
-
-
-def _base(symbol: str) -> str:
-    return re.sub(r"(_v\d+)?(_ptsz|_ptds)?$", "", symbol)
-
-
 def _compile(folder: Path, headers: str, text: str, *flags: str) -> str:
     source = folder / "check.c"
     source.write_text(text)
@@ -73,18 +63,3 @@ def test_structures_have_the_headers_size_and_layout(tmp_path: Path, headers: st
         program = _compile(folder, headers, include + main)
         sizes.append(subprocess.run([program], check=True, capture_output=True, text=True, timeout=30).stdout)
     assert sizes[0] == sizes[1]
-
-
-def test_every_abi_of_a_hooked_name_is_decided_on(headers: str) -> None:
-    """A version or stream variant that the header declares and hooks.def lacks would be a way around."""
-    text = (Path(headers) / "cuda.h").read_text()
-    declared = set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", text)) | set(
-        re.findall(r"^#define (?:cu\w+)\s+(cu\w+)", text, re.MULTILINE)
-    )
-    for name in re.findall(r"__CUDA_API_PTSZ\((cu\w+)\)", text):
-        declared.add(f"{name}_ptsz")
-    declared -= set(re.findall(r"static inline CUresult (cu\w+)\(", text))
-    hooks = _hooks()
-    bases = {_base(name) for name, kind in hooks.items() if kind != "USED"}
-    missing = {name for name in declared if _base(name) in bases and name not in hooks}
-    assert not missing
