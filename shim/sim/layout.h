@@ -44,7 +44,8 @@ struct sim_faults {
   _Atomic uint32_t throttled; /* NVML's clocks event reasons, beyond idle */
   _Atomic uint64_t ecc;       /* uncorrected errors since the last recovery */
   _Atomic uint64_t ecc_ever;
-  _Atomic uint64_t last_xid;
+  _Atomic uint32_t last_xid;
+  _Atomic uint32_t needs_reset; /* after an XID that only a reset ends */
 };
 
 struct sim_gpu {

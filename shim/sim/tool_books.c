@@ -37,11 +37,10 @@ static void print_gpus(const struct node *node) {
            (unsigned long long)profile->total_mib << 20, (unsigned long long)profile->reserved_mib << 20,
            (unsigned long long)gpu->context_bytes, (unsigned long long)value.used,
            (unsigned long long)value.peak);
-    printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %llu}",
+    printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %u}",
            atomic_load(&gpu->faults.lost) ? "true" : "false",
            atomic_load(&gpu->faults.throttled) ? "true" : "false",
-           (unsigned long long)atomic_load(&gpu->faults.ecc),
-           (unsigned long long)atomic_load(&gpu->faults.last_xid));
+           (unsigned long long)atomic_load(&gpu->faults.ecc), atomic_load(&gpu->faults.last_xid));
   }
 }
 

@@ -55,7 +55,21 @@ static void happen(struct node *node, int gpu, uint32_t type, uint32_t data) {
   events_add(node->state, (struct event){.gpu = (uint32_t)gpu, .type = type, .data = data});
 }
 
+/* XIDs of the program that ran, not of the GPU (NVIDIA's "XID Errors", column of actions). */
+static bool is_of_program(uint32_t code) {
+  static const uint32_t codes[] = {13, 31, 43, 45, 68, 109};
+  for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+    if (codes[i] == code) {
+      return true;
+    }
+  }
+  return false;
+}
+
 static void xid(struct node *node, int gpu, uint32_t code) {
+  if (!is_of_program(code)) {
+    atomic_store(&node->state->gpu[gpu].faults.needs_reset, 1);
+  }
   atomic_store(&node->state->gpu[gpu].faults.last_xid, code);
   happen(node, gpu, XID, code);
 }
@@ -99,6 +113,7 @@ static int inject_recover(struct node *node, int gpu, const struct tool_options 
   atomic_store(&faults->lost, 0);
   atomic_store(&faults->ecc, 0);
   atomic_store(&faults->last_xid, 0);
+  atomic_store(&faults->needs_reset, 0);
   if (atomic_exchange(&faults->throttled, 0) != 0) {
     happen(node, gpu, CLOCK, 0);
   }

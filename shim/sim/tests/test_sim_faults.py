@@ -3,6 +3,7 @@
 
 import re
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -13,6 +14,7 @@ from shim.sim.tests.simnode import CONTEXT, MIB, Node, Probe, wait_until
 
 ECC, XID, CLOCK = 2, 8, 16
 LOST = 15
+RECOVERY_ACTION = 230
 TIMEOUT = 10
 
 
@@ -162,6 +164,27 @@ def test_a_lost_gpu_answers_so_and_its_neighbour_goes_on(empty_node: Node) -> No
     inject(empty_node, "recover", "--gpu", "0")
     assert probe.code("cuMemFree_v2", address) == 0
     assert probe.code("nvmlDeviceGetUtilizationRates", handle, {"out": 0}) == 0
+
+
+def fields(probe: Probe, handle: int, *numbers: int) -> list[tuple[int, int]]:
+    """(return code, value) of each field."""
+    asked = b"".join(struct.pack("<IIqqiiQ", number, 0, 0, 0, 0, 0, 0) for number in numbers)
+    answer = probe.call("nvmlDeviceGetFieldValues", handle, len(numbers), {"bytes": asked.hex()})
+    assert answer.code == 0
+    rows = struct.iter_unpack("<IIqqiiQ", bytes.fromhex(answer.outputs[0]))
+    return [(code, value & 0xFFFFFFFF) for *_, code, value in rows]
+
+
+@pytest.mark.parametrize(("code", "action"), [(13, 0), (31, 0), (48, 1), (79, 1)])
+def test_a_fatal_xid_asks_for_a_reset_until_it_came(node: Node, code: int, action: int) -> None:
+    probe = node.probe()
+    handle = device(probe)
+    assert fields(probe, handle, RECOVERY_ACTION, 999) == [(0, 0), (3, 0)]
+    inject(node, "xid", "--gpu", "0", "--code", str(code))
+    inject(node, "xid", "--gpu", "0", "--code", "43")
+    assert fields(probe, handle, RECOVERY_ACTION) == [(0, action)]
+    inject(node, "recover", "--gpu", "0")
+    assert fields(probe, handle, RECOVERY_ACTION) == [(0, 0)]
 
 
 def test_held_memory_belongs_to_a_process_until_it_is_killed(node: Node) -> None:
