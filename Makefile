@@ -30,7 +30,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench
+.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench fuzz-shim
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -65,13 +65,16 @@ analyze:
 	@$(MAKE) -s -C shim analyze BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
 	@$(MAKE) -s -C shim/sim analyze BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
 
+fuzz-shim: setup ## Fuzz what the shim reads, FUZZ_S seconds for each target (needs clang)
+	@$(STEP) "fuzz the shim" $(MAKE) -s -C shim fuzz BUILD=$(BUILD)/shim FUZZ_S=$(or $(FUZZ_S),600)
+
 bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*.json
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
 
 ##@ Work on it
-.PHONY: setup packages shim sim testbed images cluster-up cluster-down lock clean help
+.PHONY: setup packages shim shim-release sim testbed images cluster-up cluster-down lock clean help
 setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
@@ -89,6 +92,9 @@ sim: setup ## Simulated GPU: build/sim/libcuda.so.1, libnvidia-ml.so.1, aliquot-
 
 shim: setup ## Shim: build/shim/libaliquot.so
 	@$(STEP) "build the shim" $(MAKE) -s -C shim BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS) PYTHON=$(PYTHON)
+
+shim-release: setup ## Shim for glibc 2.17 and newer: build/shim/release/{x86_64,aarch64}/libaliquot.so
+	@$(STEP) "build the shim for release" $(MAKE) -s -C shim release BUILD=$(BUILD)/shim PYTHON=$(PYTHON)
 
 testbed: setup ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (12 minutes on 2 cores)
 	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)

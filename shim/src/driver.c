@@ -62,11 +62,10 @@ static int collect(struct dl_phdr_info *info, size_t size, void *data) {
   struct search *search = data;
   struct candidate *next = &search->found[search->count];
   search->loads = info->dlpi_adds;
-  if (!info->dlpi_addr || !aq_image_read(&next->image, info->dlpi_addr, info->dlpi_phdr, info->dlpi_phnum) ||
-      !next->image.soname)
+  if (!info->dlpi_addr || !aq_image_read(&next->image, info->dlpi_addr, info->dlpi_phdr, info->dlpi_phnum))
     return 0;
   for (int library = 0; library < AQ_LIBRARIES; library++) {
-    if (strcmp(next->image.soname, aq_sonames[library]) != 0)
+    if (!aq_image_is(&next->image, aq_sonames[library]))
       continue;
     next->library = library;
     next->path = info->dlpi_name;
@@ -162,10 +161,10 @@ void aq_driver_neuter(void *handle) {
     map = map->l_prev;
   for (; map; map = map->l_next) {
     struct aq_image image;
-    if (!map->l_addr || !aq_image_of_map(&image, map) || !image.soname)
+    if (!map->l_addr || !aq_image_of_map(&image, map))
       continue;
     for (int library = 0; library < AQ_LIBRARIES; library++)
-      if (strcmp(image.soname, aq_sonames[library]) == 0 && image.base != drivers[library].base)
+      if (aq_image_is(&image, aq_sonames[library]) && image.base != drivers[library].base)
         neuter(&image, library);
   }
 }

@@ -56,7 +56,9 @@ static bool dynamic_needs(const struct file *file, const ElfW(Phdr) * phdr, size
   return false;
 }
 
-static bool image_needs(const struct file *file, const char *soname) {
+bool aq_elf_needs(const void *data, size_t size, const char *soname) {
+  const struct file whole = {data, size};
+  const struct file *file = &whole;
   const ElfW(Ehdr) *header = at(file, 0, sizeof(*header));
   if (!header || memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64)
     return false;
@@ -83,8 +85,7 @@ bool aq_file_needs(const char *path, const char *soname) {
     size_t size = (size_t)status.st_size;
     void *data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data != MAP_FAILED) {
-      struct file file = {data, size};
-      needs = image_needs(&file, soname);
+      needs = aq_elf_needs(data, size, soname);
       munmap(data, size);
     }
   }

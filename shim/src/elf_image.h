@@ -18,7 +18,7 @@ struct aq_image {
   const char *strings;
   const uint32_t *gnu_hash; /* NULL if absent */
   const uint32_t *hash;     /* NULL if absent */
-  const char *soname;       /* NULL if absent */
+  uint64_t soname;          /* offset in `strings`; UINT64_MAX if absent */
 };
 
 struct aq_redirect {
@@ -31,6 +31,9 @@ bool aq_image_read(struct aq_image *image, uintptr_t base, const ElfW(Phdr) * ph
 
 /* The same for an object of which only the link map is known (another namespace). */
 bool aq_image_of_map(struct aq_image *image, const struct link_map *map);
+
+/* True if this is the object's DT_SONAME. */
+bool aq_image_is(const struct aq_image *image, const char *soname);
 
 /* The defined, ordinary symbol `name`; NULL if there is none. */
 ElfW(Sym) * aq_image_find(const struct aq_image *image, const char *name);
