@@ -35,6 +35,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="SIZE",
         help="what a CUDA context counts as; without the node agent nobody measures it (default 0Mi)",
     )
+    create.add_argument(
+        "--log",
+        default="",
+        metavar="PATH",
+        help="where programs' shim writes a line when it refuses the GPU altogether (default: nowhere)",
+    )
     create.set_defaults(run=run_create)
 
     change = verbs.add_parser("set", help="change limits; running processes see it at once", epilog=_EPILOG)
@@ -56,6 +62,7 @@ def run_create(arguments: argparse.Namespace) -> None:
         memory_limit_bytes=memory_limit(arguments.memory),
         cores_millipercent=cores_millipercent(arguments.cores),
         context_estimate_bytes=quantity.parse(arguments.context_estimate, field="--context-estimate"),
+        log_path=arguments.log,
     )
     sharedir.create(arguments.dir, quota)
 

@@ -15,6 +15,7 @@ LEDGER_MAGIC: Final = b"ALIQUOTL"
 LAYOUT: Final = 1
 QUOTA_SIZE: Final = 4096
 LEDGER_HEADER_SIZE: Final = 4096
+LOG_PATH_SIZE: Final = 256
 SLOTS: Final = 1024
 SLOT_SIZE: Final = 128
 LEDGER_SIZE: Final = LEDGER_HEADER_SIZE + SLOTS * SLOT_SIZE
@@ -51,7 +52,9 @@ class QuotaLayout(ctypes.Structure):
         ("flags", _u64),
         ("epoch", _u64),
         ("heartbeat_ns", _u64),
-        ("reserved1", ctypes.c_uint8 * (QUOTA_SIZE - 144)),
+        ("reserved1", ctypes.c_uint8 * 112),
+        ("log_path", ctypes.c_uint8 * LOG_PATH_SIZE),
+        ("reserved2", ctypes.c_uint8 * (QUOTA_SIZE - 256 - LOG_PATH_SIZE)),
     )
 
 
@@ -114,6 +117,8 @@ class Quota:
     cost_factor_ppm: int = COST_FACTOR_ONE
     epoch: int = 0
     heartbeat_ns: int = 0
+    log_path: str = ""
+    """Where the shim says why it refuses the GPU altogether: a path inside the container; empty = nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,7 @@ def encode_quota(quota: Quota) -> bytes:
     page.flags = quota.flags
     page.epoch = quota.epoch
     page.heartbeat_ns = quota.heartbeat_ns
+    page.log_path[:] = _log_path_bytes(quota.log_path)
     return bytes(page)
 
 
@@ -209,7 +215,15 @@ def decode_quota(data: bytes) -> Quota:
         cost_factor_ppm=page.cost_factor_ppm,
         epoch=page.epoch,
         heartbeat_ns=page.heartbeat_ns,
+        log_path=bytes(page.log_path).partition(b"\0")[0].decode(errors="replace"),
     )
+
+
+def _log_path_bytes(path: str) -> bytes:
+    data = path.encode()
+    if len(data) >= LOG_PATH_SIZE or (path and not path.startswith("/")) or "\0" in path:
+        raise ValueError(f"log path {path!r}: want an absolute path of less than {LOG_PATH_SIZE} bytes")
+    return data.ljust(LOG_PATH_SIZE, b"\0")
 
 
 def encode_ledger_header(generation: int) -> bytes:

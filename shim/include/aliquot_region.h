@@ -27,6 +27,7 @@
 #define AQ_LEDGER_HEADER_SIZE 4096U
 #define AQ_SLOTS              1024U
 #define AQ_SLOT_SIZE          128U
+#define AQ_LOG_PATH           256U
 #define AQ_LEDGER_SIZE        (AQ_LEDGER_HEADER_SIZE + AQ_SLOTS * AQ_SLOT_SIZE)
 
 /* quota.flags */
@@ -63,7 +64,11 @@ struct aq_quota {
   uint64_t flags;                  /* 120 */
   uint64_t epoch;                  /* 128: +1 after each change */
   uint64_t heartbeat_ns;           /* 136: agent alive, CLOCK_MONOTONIC */
-  uint8_t reserved1[AQ_QUOTA_SIZE - 144];
+  uint8_t reserved1[112];
+  /* Where the shim writes a line when it refuses the GPU altogether; a path inside the container that
+   * ends with 0, empty = nowhere. Read even if the header is spoilt, but for its magic and layout. */
+  uint8_t log_path[AQ_LOG_PATH]; /* 256 */
+  uint8_t reserved2[AQ_QUOTA_SIZE - 256 - AQ_LOG_PATH];
 };
 
 /* One process's use. One writer per field: its owner, or the agent where it says so. */

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "log.h"
+
 /* Out of the way of programs that count on low descriptors. */
 enum { HIGH_DESCRIPTOR = 700 };
 
@@ -23,15 +25,25 @@ static uint64_t fnv1a64(const uint8_t *bytes, size_t count) {
   return hash;
 }
 
-static bool quota_is_valid(const struct aq_quota *quota) {
-  return !memcmp(quota->magic, AQ_QUOTA_MAGIC, sizeof(quota->magic)) && quota->layout == AQ_LAYOUT &&
-         quota->size == AQ_QUOTA_SIZE &&
-         quota->check == fnv1a64((const uint8_t *)quota, offsetof(struct aq_quota, check));
+/* What is wrong with a file; NULL: nothing. */
+static const char *quota_fault(const struct aq_quota *quota) {
+  if (memcmp(quota->magic, AQ_QUOTA_MAGIC, sizeof(quota->magic)) != 0)
+    return "quota: not the magic of a quota";
+  if (quota->layout != AQ_LAYOUT)
+    return "quota: of another layout than this library knows";
+  if (quota->size != AQ_QUOTA_SIZE)
+    return "quota: names another size than it must have";
+  if (quota->check != fnv1a64((const uint8_t *)quota, offsetof(struct aq_quota, check)))
+    return "quota: check value does not fit header and GPU UUID";
+  return NULL;
 }
 
-static bool ledger_is_valid(const struct aq_ledger *ledger) {
-  return !memcmp(ledger->magic, AQ_LEDGER_MAGIC, sizeof(ledger->magic)) && ledger->layout == AQ_LAYOUT &&
-         ledger->size == AQ_LEDGER_SIZE && ledger->slots == AQ_SLOTS;
+static const char *ledger_fault(const struct aq_ledger *ledger) {
+  if (memcmp(ledger->magic, AQ_LEDGER_MAGIC, sizeof(ledger->magic)) != 0)
+    return "ledger: not the magic of a ledger";
+  if (ledger->layout != AQ_LAYOUT || ledger->size != AQ_LEDGER_SIZE || ledger->slots != AQ_SLOTS)
+    return "ledger: of another layout, size or number of slots than this library knows";
+  return NULL;
 }
 
 /* A regular file `leaf` of share `name`, at least `size` bytes long; -1 if it is not. */
@@ -76,32 +88,32 @@ int aq_share_open_ledger(const struct aq_share *share) {
   return raised(fd);
 }
 
-static bool map_quota(struct aq_share *share) {
+static const char *map_quota(struct aq_share *share) {
   struct stat status;
   int fd = open_file(share->name, "quota", O_RDONLY, AQ_QUOTA_SIZE, &status);
   if (fd < 0)
-    return false;
+    return "quota: no regular file of that size that may be read";
   void *page = mmap(NULL, AQ_QUOTA_SIZE, PROT_READ, MAP_SHARED, fd, 0);
   close(fd);
   if (page == MAP_FAILED)
-    return false;
+    return "quota: cannot be mapped";
   share->quota = page;
-  return quota_is_valid(page);
+  return quota_fault(page);
 }
 
-static bool map_ledger(struct aq_share *share) {
+static const char *map_ledger(struct aq_share *share) {
   struct stat status;
   int fd = open_file(share->name, "ledger", O_RDWR, AQ_LEDGER_SIZE, &status);
   if (fd < 0)
-    return false;
+    return "ledger: no regular file of that size that may be written";
   void *pages = mmap(NULL, AQ_LEDGER_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   share->fd = raised(fd);
   share->device = status.st_dev;
   share->inode = status.st_ino;
   if (pages == MAP_FAILED)
-    return false;
+    return "ledger: cannot be mapped";
   share->ledger = pages;
-  return ledger_is_valid(pages);
+  return ledger_fault(pages);
 }
 
 static void unmap(struct aq_share *share) {
@@ -122,8 +134,12 @@ static bool map(struct aq_share *share, const char *name) {
   if (name[0] == '.' || length >= sizeof(share->name))
     return false;
   memcpy(share->name, name, length + 1);
-  if (map_quota(share) && map_ledger(share))
+  const char *fault = map_quota(share);
+  if (!fault)
+    fault = map_ledger(share);
+  if (!fault)
     return true;
+  aq_log_by(share->quota, share->name, fault);
   unmap(share);
   return false;
 }
@@ -138,6 +154,7 @@ static size_t drop_twins(struct aq_share shares[AQ_MAX_SHARES], size_t count) {
   size_t kept = 0;
   for (size_t i = 0; i < count; i++) {
     if (twin[i]) {
+      aq_log_by(shares[i].quota, shares[i].name, "two shares of one GPU: neither says which limit holds");
       unmap(&shares[i]);
       continue;
     }

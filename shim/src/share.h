@@ -30,7 +30,8 @@ struct aq_share {
 };
 
 /* Maps all valid shares under AQ_SHARES_DIR into `shares`. Their number; 0 if none is valid
- * or there are more than we can hold. Two shares of one GPU cancel each other. */
+ * or there are more than we can hold. Two shares of one GPU cancel each other. What is wrong with
+ * the others goes to the log that a quota names. */
 size_t aq_shares_map(struct aq_share shares[AQ_MAX_SHARES]);
 
 void aq_shares_unmap(struct aq_share shares[AQ_MAX_SHARES], size_t count);

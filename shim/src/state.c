@@ -10,6 +10,7 @@
 
 #include "contexts.h"
 #include "hooks.h"
+#include "log.h"
 #include "nvml_share.h"
 #include "records.h"
 #include "slot.h"
@@ -74,8 +75,11 @@ bool aq_attach_with_slots(void) {
   int saved = errno;
   pthread_mutex_lock(&attach_lock);
   bool attached = attach();
-  for (size_t i = 0; attached && i < share_count; i++)
+  for (size_t i = 0; attached && i < share_count; i++) {
     attached = aq_slot_claim(&aq_shares[i]);
+    if (!attached)
+      aq_log_by(aq_shares[i].quota, aq_shares[i].name, "ledger: no slot to be had, or no locks on it");
+  }
   pthread_mutex_unlock(&attach_lock);
   errno = saved;
   return attached;
@@ -105,6 +109,8 @@ void aq_devices_bind(void) {
     CUuuid uuid;
     if (device_uuid(&uuid, device) == CUDA_SUCCESS)
       found[device] = aq_share_of_uuid((const uint8_t *)uuid.bytes);
+    if (!found[device])
+      aq_log_by(aq_shares[0].quota, "a GPU in sight", "no share has its UUID: its contexts are refused");
   }
   aq_depth--;
   if (counted != CUDA_SUCCESS)

@@ -17,11 +17,18 @@ def make(
     estimate: int = 0,
     name: str = "share-0",
     unlimited: bool = False,
+    log: Path | str = "",
 ) -> Path:
     """A share of `gpu` in the sandbox; `estimate` is what a context counts until it is measured."""
     path = sandbox.shares / name
     flags = region.FLAG_UNLIMITED if unlimited else 0
-    quota = region.Quota(gpu_uuid=gpu, memory_limit_bytes=limit, context_estimate_bytes=estimate, flags=flags)
+    quota = region.Quota(
+        gpu_uuid=gpu,
+        memory_limit_bytes=limit,
+        context_estimate_bytes=estimate,
+        flags=flags,
+        log_path=str(log),
+    )
     sharedir.create(path, quota)
     return path
 

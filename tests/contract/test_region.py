@@ -29,6 +29,7 @@ CONSTANTS: dict[str, int | bytes | str] = {
     "AQ_LEDGER_MAGIC": region.LEDGER_MAGIC.decode(),
     "AQ_LAYOUT": region.LAYOUT,
     "AQ_QUOTA_SIZE": region.QUOTA_SIZE,
+    "AQ_LOG_PATH": region.LOG_PATH_SIZE,
     "AQ_LEDGER_HEADER_SIZE": region.LEDGER_HEADER_SIZE,
     "AQ_SLOTS": region.SLOTS,
     "AQ_SLOT_SIZE": region.SLOT_SIZE,

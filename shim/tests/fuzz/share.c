@@ -34,8 +34,8 @@ static void check_files(const uint8_t *data, size_t size) {
     abort();
   memcpy(&page, data, size < sizeof(page) ? size : sizeof(page));
   memcpy(ledger, data, size < sizeof(*ledger) ? size : sizeof(*ledger));
-  quota_is_valid(&page);
-  ledger_is_valid(ledger);
+  quota_fault(&page);
+  ledger_fault(ledger);
   free(ledger);
 }
 

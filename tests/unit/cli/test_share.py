@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot_agent import sharedir
 from aliquot_cli.__main__ import main
 
 UUID = "GPU-1b2c3d4e-0000-1111-2222-333344445555"
@@ -40,6 +41,14 @@ def test_a_limit_changes_in_place(share: Path, capsys: pytest.CaptureFixture[str
     assert main(["share", "set", str(share), "--memory", "1Gi", "--cores", "50"]) == 0
     assert shown(share, capsys)["limit"] == 1024 * MIB
     assert (share / "quota").stat().st_ino == inode
+
+
+def test_a_share_names_the_log_of_refusals(tmp_path: Path) -> None:
+    share = tmp_path / "logged"
+    command = ["share", "create", str(share), "--gpu", UUID, "--memory", "1Gi", "--log", "/var/log/shim"]
+    assert main(command) == 0
+    with sharedir.ShareFiles(path=share) as files:
+        assert files.quota().log_path == "/var/log/shim"
 
 
 def test_a_share_is_shown_to_people(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
