@@ -12,6 +12,7 @@ struct books_gpu {
   uint64_t held[SIM_MEASURES];
   uint64_t pages;  /* bytes in pages of their own: contexts and large allocations */
   uint64_t packed; /* bytes of small allocations, which share pages */
+  uint64_t shared; /* bytes of our exportable memory, which has slots of its own: shared.h */
 };
 
 struct books {
@@ -29,6 +30,9 @@ struct books_delta {
 
 /* Carry the operation out. False: the GPU is full, nothing has changed. Giving back never fails. */
 bool books_change(struct books *books, uint32_t gpu, struct books_delta delta);
+
+/* The same for one of our own slots of shared memory, which holds `before` and will hold `after` bytes. */
+bool books_change_shared(struct books *books, uint32_t gpu, uint32_t slot, uint64_t before, uint64_t after);
 
 void books_set_contexts(struct books *books, uint32_t gpu, uint32_t contexts);
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "driver.h"
+#include "pool.h"
 
 #define DEPTH 64 /* of a thread's stack of current contexts */
 
@@ -402,7 +403,11 @@ CUresult cuCtxGetDevice(CUdevice *device) {
 CUresult cuCtxSynchronize_v2(CUcontext ctx) {
   CUcontext context;
   CUresult result = enter_context(ctx, &context);
-  return result == CUDA_SUCCESS ? driver_leave(result) : result;
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  pools_synchronized();
+  return driver_leave(CUDA_SUCCESS);
 }
 
 CUresult cuCtxSynchronize(void) {

@@ -6,23 +6,25 @@
  */
 #include <string.h>
 
-#include "driver.h"
-#include "space.h"
+#include "memory.h"
 
 enum place { HOST, DEVICE, EITHER };
 
 /* The bytes behind an address; NULL for device memory that has none. False: not a range of that kind. */
 static bool resolve(uintptr_t address, size_t size, enum place place, char **bytes) {
-  struct space_block *block = place == HOST ? NULL : space_find(address);
+  struct memory_range range;
   *bytes = (char *)address;
-  if (!block) {
-    return place != DEVICE && address; /* unified addresses: what is not device memory is the host's */
+  if (place == HOST) {
+    return address;
   }
-  space_back(block, false);
-  if (block->backing != SPACE_BACKED) {
+  if (!memory_locate(address, &range)) {
+    return place != DEVICE && address && !space_find(address); /* what is not the driver's is the host's */
+  }
+  space_back_part(range.base, range.size, range.host, range.backing);
+  if (*range.backing != SPACE_BACKED) {
     *bytes = NULL;
   }
-  return size <= block->size - (address - block->address);
+  return size <= range.size - (address - range.base);
 }
 
 static CUresult enter_context(void) {

@@ -82,8 +82,23 @@ struct sim_holding {
   _Atomic uint64_t peak[SIM_MEASURES];
 };
 
+/* What a slot stands for: a process, or memory that may outlive the process that made it (shared.h). */
+enum sim_kind { SIM_PROCESS, SIM_SHARED_MEMORY, SIM_SHARED_POOL };
+
+struct sim_shared {
+  uint32_t kind;       /* enum sim_kind */
+  uint32_t owner;      /* slot of the process that made it */
+  uint64_t owner_life; /* and its life */
+  uint32_t gpu;
+  uint32_t flags; /* of the kind */
+  uint64_t size;
+};
+
 struct sim_slot {
-  _Atomic uint64_t life; /* odd = taken, even = free; +1 with each change */
+  _Atomic uint64_t life;       /* odd = taken, even = free; +1 with each change */
+  _Atomic uint32_t kind;       /* enum sim_kind */
+  _Atomic uint32_t has_shared; /* a process that made shared memory */
+  struct sim_shared shared;
   _Atomic uint32_t group;
   _Atomic uint32_t descriptorless; /* its program closed our descriptor: the OFD lock alone decides */
   uint64_t pid;                    /* in its own pid namespace */

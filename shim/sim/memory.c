@@ -2,9 +2,11 @@
  *
  * Device memory: take, give back, report.
  */
-#include "driver.h"
+#include "memory.h"
+
+#include "pool.h"
 #include "profiles.h"
-#include "space.h"
+#include "vmm.h"
 
 #define GRAIN 512ULL /* small allocations are packed at this step */
 #define PITCH 512ULL
@@ -24,6 +26,20 @@ static struct books_delta refund(size_t size) {
   return (struct books_delta){.pages = -delta.pages, .packed = -delta.packed, .requested = -delta.requested};
 }
 
+/* Memory that this process keeps without using it. */
+static bool reclaim(uint32_t gpu) {
+  return pools_reclaim(gpu);
+}
+
+bool memory_charge(uint32_t gpu, struct books_delta delta) {
+  return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
+}
+
+bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
+  return shared_set(&driver.books, shared, bytes) ||
+         (reclaim(shared_about(&driver.books, shared)->gpu) && shared_set(&driver.books, shared, bytes));
+}
+
 static CUresult allocate(size_t size, bool low, struct space_block **taken) {
   CUcontext context;
   CUresult result = context_current(&context);
@@ -37,7 +53,7 @@ static CUresult allocate(size_t size, bool low, struct space_block **taken) {
   if (!block) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  if (!books_change(&driver.books, context->gpu, charge(size))) {
+  if (!memory_charge(context->gpu, charge(size))) {
     space_give(block);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -155,6 +171,28 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
   return driver_leave(result);
 }
 
+CUresult memory_free(uintptr_t address) {
+  struct space_block *block = space_find(address);
+  if (!block) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  switch (block->kind) {
+  case SPACE_CHUNK:
+    return pool_free(block, address);
+  case SPACE_IMPORT:
+    return pool_free_import(block, address);
+  case SPACE_LINEAR:
+  case SPACE_MANAGED:
+    if (block->address == address) {
+      release(block);
+      return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_INVALID_VALUE;
+  default:
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
 static CUresult give_back(uintptr_t address) {
   CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
@@ -162,15 +200,7 @@ static CUresult give_back(uintptr_t address) {
   }
   CUcontext context;
   result = context_current(&context);
-  if (result != CUDA_SUCCESS) {
-    return driver_leave(result);
-  }
-  struct space_block *block = space_find(address);
-  if (!block || block->address != address) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  release(block);
-  return driver_leave(CUDA_SUCCESS);
+  return driver_leave(result == CUDA_SUCCESS ? memory_free(address) : result);
 }
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
@@ -217,6 +247,31 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
   return result;
 }
 
+bool memory_locate(uintptr_t address, struct memory_range *range) {
+  struct space_block *block = space_find(address);
+  if (!block) {
+    return false;
+  }
+  if (block->kind == SPACE_CHUNK) {
+    struct arena_segment *segment = pool_find(block, address, true);
+    if (segment) {
+      *range = (struct memory_range){segment->address, segment->asked, block, &segment->backing,
+                                     pool_of(block)->arena.host};
+    }
+    return segment;
+  }
+  if (block->kind == SPACE_RANGE) {
+    struct vmm_mapping *mapping = vmm_mapping_at(block, address);
+    if (mapping) {
+      *range =
+          (struct memory_range){mapping->address, mapping->size, block, &mapping->backing, mapping->host};
+    }
+    return mapping && mapping->readable;
+  }
+  *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host};
+  return true;
+}
+
 static CUresult address_range(uintptr_t address, uintptr_t *base, size_t *size) {
   CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
@@ -227,12 +282,12 @@ static CUresult address_range(uintptr_t address, uintptr_t *base, size_t *size) 
   if (result != CUDA_SUCCESS) {
     return driver_leave(result);
   }
-  const struct space_block *block = space_find(address);
-  if (!block) {
+  struct memory_range range;
+  if (!memory_locate(address, &range)) {
     return driver_leave(CUDA_ERROR_NOT_FOUND);
   }
-  *base = block->address;
-  *size = block->size;
+  *base = range.base;
+  *size = range.size;
   return driver_leave(CUDA_SUCCESS);
 }
 
@@ -263,7 +318,8 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdevi
 }
 
 static void release_if_owned(struct space_block *block, void *context) {
-  if (block->owner == context) {
+  bool of_context = block->kind == SPACE_LINEAR || block->kind == SPACE_MANAGED;
+  if (of_context && block->owner == context) {
     release(block);
   }
 }

@@ -54,12 +54,14 @@ enum node_error node_open(struct node *node, const char *root) {
     close(fd);
     return NODE_NO_MEMORY;
   }
-  if (!is_state(map)) {
+  char *copy = is_state(map) ? strdup(root) : NULL;
+  if (!copy) {
+    enum node_error error = is_state(map) ? NODE_NO_MEMORY : NODE_OTHER_LAYOUT;
     munmap(map, sizeof(struct sim_state));
     close(fd);
-    return NODE_OTHER_LAYOUT;
+    return error;
   }
-  *node = (struct node){.state = map, .fd = fd, .self = identify()};
+  *node = (struct node){.state = map, .fd = fd, .root = copy, .self = identify()};
   return NODE_OK;
 }
 

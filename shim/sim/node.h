@@ -29,6 +29,7 @@ struct identity {
 struct node {
   struct sim_state *state;
   int fd;
+  char *root;
   struct identity self;
 };
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -12,6 +13,7 @@
 
 #include "groups.h"
 #include "meter.h"
+#include "shared.h"
 
 /* A dying process drops its POSIX lock a moment before its OFD lock; one that only closed its descriptors
  * keeps the latter. This is how long we look before we call it the second kind. */
@@ -41,6 +43,9 @@ static bool is_self(const struct node *node, const struct sim_slot *slot) {
 
 bool slots_alive(const struct node *node, uint32_t number) {
   struct sim_slot *slot = &node->state->slot[number];
+  if (atomic_load(&slot->kind) != SIM_PROCESS) {
+    return shared_alive(node, number);
+  }
   if (locked(node, number, NULL) || is_self(node, slot)) {
     return true;
   }
@@ -79,10 +84,27 @@ static struct meter_move move_of(const struct node *node, uint32_t slot, uint32_
       .state = state, .meter = meters[which], .slot = slot, .gpu = gpu, .which = which};
 }
 
-uint64_t slots_held(const struct node *node, uint32_t number, uint32_t gpu, enum sim_measure measure) {
+static uint64_t held_itself(const struct node *node, uint32_t number, uint32_t gpu,
+                            enum sim_measure measure) {
   struct meter_move move =
       move_of(node, number, gpu, measure == SIM_PHYSICAL ? SIM_GPU_PHYSICAL : SIM_GROUP_REQUESTED);
   return meter_held(&move);
+}
+
+uint64_t slots_held(const struct node *node, uint32_t number, uint32_t gpu, enum sim_measure measure) {
+  const struct sim_slot *slot = &node->state->slot[number];
+  uint64_t life = atomic_load(&slot->life);
+  uint64_t bytes = held_itself(node, number, gpu, measure);
+  uint32_t last = atomic_load(&slot->has_shared) ? atomic_load(&node->state->slots_used) : 0;
+  for (uint32_t other = 1; other <= last; other++) {
+    const struct sim_slot *shared = &node->state->slot[other];
+    if ((atomic_load(&shared->life) & 1) &&
+        __atomic_load_n(&shared->shared.owner, __ATOMIC_RELAXED) == number &&
+        shared->shared.owner_life == life) {
+      bytes += held_itself(node, other, gpu, measure);
+    }
+  }
+  return bytes;
 }
 
 void slots_reap(const struct node *node, uint32_t number, uint64_t life) {
@@ -132,9 +154,15 @@ static void sweep_some(const struct node *node) {
   }
 }
 
-static void begin_life(struct node *node, uint32_t number) {
+/* `shared`: what the slot stands for, if not for this process. */
+static void begin_life(const struct node *node, uint32_t number, const struct sim_shared *shared) {
+  static const struct sim_shared none = {.kind = SIM_PROCESS};
   struct sim_slot *slot = &node->state->slot[number];
-  atomic_store(&slot->group, 0);
+  /* Memory is of its maker's group, which is in use as long as the maker lives: no need to join it. */
+  atomic_store(&slot->group, shared ? atomic_load(&node->state->slot[shared->owner].group) : 0);
+  atomic_store(&slot->kind, shared ? shared->kind : SIM_PROCESS);
+  atomic_store(&slot->has_shared, 0);
+  slot->shared = shared ? *shared : none;
   atomic_store(&slot->descriptorless, 0);
   slot->pid = node->self.pid;
   slot->pidns_inode = node->self.pidns_inode;
@@ -174,10 +202,13 @@ static bool reserve(const struct node *node, uint32_t number) {
 }
 
 static uint32_t reserve_any(const struct node *node) {
-  for (uint32_t number = 1; number < SIM_SLOTS; number++) {
-    if (reserve(node, number)) {
-      return number;
+  for (int attempt = 0; attempt < 2; attempt++) {
+    for (uint32_t number = 1; number < SIM_SLOTS; number++) {
+      if (reserve(node, number)) {
+        return number;
+      }
     }
+    slots_sweep(node, SIM_ANY, SIM_ANY, 0);
   }
   return 0;
 }
@@ -196,6 +227,7 @@ static bool settle(struct node *node, uint32_t number, const char *root) {
     return false;
   }
   munmap(second.state, sizeof *second.state);
+  free(second.root);
   node->fd = second.fd;
   struct flock lock = write_lock(number);
   return fcntl(node->fd, F_SETLK, &lock) == 0;
@@ -203,18 +235,31 @@ static bool settle(struct node *node, uint32_t number, const char *root) {
 
 uint32_t slots_claim(struct node *node, const char *root) {
   uint32_t number = reserve_any(node);
-  if (number == 0) {
-    slots_sweep(node, SIM_ANY, SIM_ANY, 0);
-    number = reserve_any(node);
-  }
   if (number == 0 || !settle(node, number, root)) {
     return 0;
   }
-  begin_life(node, number);
+  begin_life(node, number, NULL);
   if (!groups_join(node, number)) {
     slots_reap(node, number, atomic_load(&node->state->slot[number].life));
     return 0;
   }
   sweep_some(node);
   return number;
+}
+
+uint32_t slots_claim_shared(const struct node *node, int fd, const struct sim_shared *shared) {
+  uint32_t number = reserve_any(node);
+  if (number == 0) {
+    return 0;
+  }
+  struct flock held = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = number, .l_len = 1};
+  bool anchored = fcntl(fd, F_OFD_SETLK, &held) == 0;
+  if (anchored) {
+    begin_life(node, number, shared);
+    atomic_store(&node->state->slot[shared->owner].has_shared, 1);
+  }
+  struct flock reservation = write_lock(SIM_OFD_BASE + number);
+  reservation.l_type = F_UNLCK;
+  fcntl(node->fd, F_OFD_SETLK, &reservation);
+  return anchored ? number : 0;
 }

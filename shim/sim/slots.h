@@ -17,13 +17,16 @@
  * leaves the child of a fork. */
 uint32_t slots_claim(struct node *node, const char *root);
 
-/* Whether the process of this life of the slot still runs. */
+/* Take a free slot for shared memory (shared.h), anchored by a lock on `fd`; 0 if all are taken. */
+uint32_t slots_claim_shared(const struct node *node, int fd, const struct sim_shared *shared);
+
+/* Whether the process of this life of the slot still runs, or the memory is still referred to. */
 bool slots_alive(const struct node *node, uint32_t slot);
 
 /* Pid of the slot's process as the caller's pid namespace knows it; 0 if it cannot be seen from here. */
 unsigned slots_pid(const struct node *node, uint32_t slot);
 
-/* What a living process holds of a GPU. */
+/* What a living process holds of a GPU, with the shared memory that it made. */
 uint64_t slots_held(const struct node *node, uint32_t slot, uint32_t gpu, enum sim_measure measure);
 
 /* Free what dead processes hold of a GPU (or SIM_ANY) in a group (or SIM_ANY). `except` is the caller's own

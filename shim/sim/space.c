@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #define PAGE          (2ULL << 20)
+#define HOST_PAGE     4096ULL
 #define SMALLEST      512ULL /* also the alignment of all blocks */
 #define ADDRESS_BITS  48
 #define LARGEST       (1ULL << 42)
@@ -156,16 +157,14 @@ void space_give(struct space_block *block) {
   bool low = block->address < 4ULL << 30;
   struct space_block **list = &free_blocks[low][class_of(block->size, &stride)];
   if (block->backing == SPACE_BACKED) {
-    uintptr_t from = block->address & ~4095ULL;
-    uintptr_t to = (block->address + block->size + 4095) & ~4095ULL;
-    backed -= block->managed ? 0 : block->size;
     if (stride >= PAGE) {
-      madvise((void *)from, to - from, MADV_DONTNEED);
-      mprotect((void *)from, to - from, PROT_NONE);
+      space_drop_part(block->address, stride, true, &block->backing);
     }
+    backed -= block->host ? 0 : block->size;
   }
   block->backing = SPACE_UNTOUCHED;
-  block->managed = false;
+  block->kind = SPACE_LINEAR;
+  block->host = false;
   block->owner = NULL;
   block->size = 0;
   block->next = *list;
@@ -186,20 +185,40 @@ struct space_block *space_find(uintptr_t address) {
   return block && block->size && address - block->address < block->size ? block : NULL;
 }
 
-void space_back(struct space_block *block, bool always) {
-  if (block->backing != SPACE_UNTOUCHED) {
+void space_back_part(uintptr_t address, size_t size, bool always, enum space_backing *backing) {
+  uintptr_t from = address & ~(HOST_PAGE - 1);
+  uintptr_t to = (address + size + HOST_PAGE - 1) & ~(HOST_PAGE - 1);
+  if (*backing != SPACE_UNTOUCHED) {
     return;
   }
-  uintptr_t from = block->address & ~4095ULL;
-  uintptr_t to = (block->address + block->size + 4095) & ~4095ULL;
-  if ((!always && block->size > BACKING_LIMIT - backed) ||
+  if ((!always && size > BACKING_LIMIT - backed) ||
       mprotect((void *)from, to - from, PROT_READ | PROT_WRITE) != 0) {
-    block->backing = SPACE_NO_STORE;
+    *backing = SPACE_NO_STORE;
     return;
   }
-  block->backing = SPACE_BACKED;
-  block->managed = always;
-  backed += always ? 0 : block->size;
+  *backing = SPACE_BACKED;
+  backed += always ? 0 : size;
+}
+
+/* A page that neighbours share stays as it is. */
+void space_drop_part(uintptr_t address, size_t size, bool always, enum space_backing *backing) {
+  uintptr_t from = (address + HOST_PAGE - 1) & ~(HOST_PAGE - 1);
+  uintptr_t to = (address + size) & ~(HOST_PAGE - 1);
+  if (*backing == SPACE_BACKED) {
+    backed -= always ? 0 : size;
+    if (from < to) {
+      madvise((void *)from, to - from, MADV_DONTNEED);
+      mprotect((void *)from, to - from, PROT_NONE);
+    }
+  }
+  *backing = SPACE_UNTOUCHED;
+}
+
+void space_back(struct space_block *block, bool always) {
+  if (block->backing == SPACE_UNTOUCHED) {
+    space_back_part(block->address, block->size, always, &block->backing);
+    block->host = always && block->backing == SPACE_BACKED;
+  }
 }
 
 void space_each(void (*visit)(struct space_block *block, void *argument), void *argument) {

@@ -21,13 +21,24 @@ enum space_backing {
   SPACE_NO_STORE, /* beyond the process's share of host memory: writes are dropped, reads give zeros */
 };
 
+/* What lies at a block's addresses, and so what its owner is. */
+enum space_kind {
+  SPACE_LINEAR,  /* an allocation; a context */
+  SPACE_MANAGED, /* the same, managed.h */
+  SPACE_CHUNK,   /* part of a pool, arena.h */
+  SPACE_RANGE,   /* reserved addresses, vmm.h */
+  SPACE_GRAPH,   /* an alloc node's, graph_memory.h */
+  SPACE_IMPORT,  /* memory of another process or program, import.h */
+};
+
 struct space_block {
   uintptr_t address;
   size_t size; /* as asked for; 0 = free */
   struct space_block *next;
   void *owner;
+  enum space_kind kind;
   enum space_backing backing;
-  bool managed;
+  bool host; /* the host may use it directly: backed whatever its size */
 };
 
 /* `low`: below 4 GiB, for the CUDA 2 ABI. NULL: no addresses left. */
@@ -39,6 +50,10 @@ struct space_block *space_find(uintptr_t address);
 
 /* Make the block's memory usable by the host, whatever its size if `always`. */
 void space_back(struct space_block *block, bool always);
+
+/* The same for a part of a block, whose state the caller keeps; and back to untouched. */
+void space_back_part(uintptr_t address, size_t size, bool always, enum space_backing *backing);
+void space_drop_part(uintptr_t address, size_t size, bool always, enum space_backing *backing);
 
 /* Call `visit` with each live block; it may give the block back. */
 void space_each(void (*visit)(struct space_block *block, void *argument), void *argument);

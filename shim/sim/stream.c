@@ -3,10 +3,12 @@
  * Streams and events. Work is done at once, so a stream is a name and an event
  * is the time at which it was recorded.
  */
+#include "stream.h"
+
 #include <stdlib.h>
 #include <time.h>
 
-#include "driver.h"
+#include "pool.h"
 
 #define STREAM_MARK 0x4d525453U
 #define EVENT_MARK  0x544e5645U
@@ -46,17 +48,26 @@ static bool is_default(CUstream stream) {
   return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
+CUresult stream_owner(CUstream stream, CUcontext *context) {
+  if (is_default(stream)) {
+    return context_current(context);
+  }
+  if (stream->mark != STREAM_MARK || stream->serial != stream->context->serial) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  *context = stream->context;
+  return CUDA_SUCCESS;
+}
+
 /* Lock the driver; fail unless there is a context for the stream. */
 static CUresult enter_stream(CUstream stream) {
   CUcontext context;
-  CUresult result = is_default(stream) ? enter_context(&context) : driver_enter();
+  CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  if (!is_default(stream) && (stream->mark != STREAM_MARK || stream->serial != stream->context->serial)) {
-    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-  }
-  return CUDA_SUCCESS;
+  result = stream_owner(stream, &context);
+  return result == CUDA_SUCCESS ? result : driver_leave(result);
 }
 
 static bool is_event(CUevent event) {
@@ -112,7 +123,11 @@ CUresult cuStreamDestroy(CUstream hStream) {
 
 static CUresult touch(CUstream stream) {
   CUresult result = enter_stream(stream);
-  return result == CUDA_SUCCESS ? driver_leave(result) : result;
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  pools_synchronized();
+  return driver_leave(CUDA_SUCCESS);
 }
 
 CUresult cuStreamSynchronize(CUstream hStream) {
@@ -278,7 +293,11 @@ CUresult cuEventQuery(CUevent hEvent) {
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  return driver_leave(is_event(hEvent) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+  if (!is_event(hEvent)) {
+    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+  }
+  pools_synchronized();
+  return driver_leave(CUDA_SUCCESS);
 }
 
 CUresult cuEventSynchronize(CUevent hEvent) {

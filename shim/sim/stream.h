@@ -9,6 +9,6 @@
 
 /* Context of a stream: for NULL and the two default streams the current one. INVALID_HANDLE for a stream that
  * is gone, INVALID_CONTEXT without a context. */
-CUresult stream_context(CUstream stream, CUcontext *context);
+CUresult stream_owner(CUstream stream, CUcontext *context);
 
 #endif

@@ -94,6 +94,9 @@ static void print_processes(const struct node *node) {
   uint32_t last = atomic_load(&node->state->slots_used);
   for (uint32_t number = 1; number <= last; number++) {
     bool alive = atomic_load(&node->state->slot[number].life) & 1;
+    if (atomic_load(&node->state->slot[number].kind) != SIM_PROCESS) {
+      continue;
+    }
     for (uint32_t gpu = 0; gpu < node->state->gpus; gpu++) {
       if (atomic_load(&node->state->slot[number].holding[gpu].peak[SIM_PHYSICAL]) > 0) {
         printf("%s\n    ", first ? "" : ",");
@@ -101,6 +104,31 @@ static void print_processes(const struct node *node) {
         first = false;
       }
     }
+  }
+}
+
+/* Exportable memory and pools: part of their makers' memory as long as those live and have not let go. */
+static void print_shared(const struct node *node) {
+  static const char *const kinds[] = {[SIM_SHARED_MEMORY] = "memory", [SIM_SHARED_POOL] = "pool"};
+  bool first = true;
+  uint32_t last = atomic_load(&node->state->slots_used);
+  for (uint32_t number = 1; number <= last; number++) {
+    const struct sim_slot *slot = &node->state->slot[number];
+    uint32_t kind = atomic_load(&slot->kind);
+    if (!(atomic_load(&slot->life) & 1) || kind == SIM_PROCESS) {
+      continue;
+    }
+    const struct sim_shared *shared = &slot->shared;
+    const struct sim_slot *owner = &node->state->slot[shared->owner];
+    bool owned = shared->owner && atomic_load(&owner->life) == shared->owner_life;
+    char uuid[SIM_UUID_TEXT];
+    node_uuid_text(&node->state->gpu[shared->gpu], uuid);
+    printf("%s\n    {\"kind\": \"%s\", \"group\": ", first ? "" : ",", kinds[kind]);
+    print_text(node->state->group[atomic_load(&slot->group)].name);
+    printf(", \"gpu\": \"%s\", \"pid\": %u, \"used\": %llu}", uuid,
+           owned ? slots_pid(node, shared->owner) : 0,
+           (unsigned long long)slots_held(node, number, shared->gpu, SIM_PHYSICAL));
+    first = false;
   }
 }
 
@@ -141,6 +169,8 @@ int tool_books(const struct tool_options *options) {
   print_groups(&node);
   printf("\n  ],\n  \"processes\": [");
   print_processes(&node);
+  printf("\n  ],\n  \"shared\": [");
+  print_shared(&node);
   printf("\n  ]\n}\n");
   return 0;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "profiles.h"
+#include "shared.h"
 #include "tool.h"
 
 static int failed(const char *what, const char *path) {
@@ -114,6 +115,18 @@ static int make_markers(const struct tool_options *options, const struct sim_sta
   return 0;
 }
 
+/* Where exported memory keeps its locks; it has no contents. */
+static int make_shared(const struct tool_options *options) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/" SIM_SHARED_FILE, options->root);
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0 || fchmod(fd, 0666) != 0) {
+    return failed("make", path);
+  }
+  close(fd);
+  return 0;
+}
+
 int tool_init(const struct tool_options *options) {
   char folder[4096];
   char fresh[4096];
@@ -149,7 +162,7 @@ int tool_init(const struct tool_options *options) {
             path, node.state->node, node.state->gpus);
     return 1;
   }
-  return make_markers(options, node.state);
+  return make_shared(options) ? 1 : make_markers(options, node.state);
 }
 
 static void print_mount(const char *host, const char *file, const char *container, bool writable, bool last) {
@@ -192,6 +205,7 @@ int tool_cdi(const struct tool_options *options) {
       print_mount(options->lib_dir, library_names[name], container, false, false);
     }
   }
+  print_mount(options->root, SIM_SHARED_FILE, SIM_ROOT_DEFAULT "/" SIM_SHARED_FILE, true, false);
   print_mount(options->root, "state", SIM_ROOT_DEFAULT "/state", true, true);
   printf("  ]},\n  \"devices\": [\n");
   for (unsigned gpu = 0; gpu < node.state->gpus; gpu++) {

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import Any
@@ -86,12 +87,41 @@ def close_descriptors() -> dict[str, Any]:
     return {"code": 0, "outputs": []}
 
 
+MAILBOX: list[socket.socket] = []
+
+
+def open_mailbox(path: str) -> dict[str, Any]:
+    """A place where others leave descriptors for this process."""
+    MAILBOX.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    MAILBOX[-1].bind(path)
+    return {"code": 0, "outputs": []}
+
+
+def post_descriptor(path: str, descriptor: int) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(path)
+        socket.send_fds(sender, [b"1"], [descriptor])
+    return close_descriptor(descriptor)
+
+
+def collect_descriptor() -> dict[str, Any]:
+    _, descriptors, _, _ = socket.recv_fds(MAILBOX[-1], 1, 1)
+    return {"code": 0, "outputs": [descriptors[0]]}
+
+
+def close_descriptor(descriptor: int) -> dict[str, Any]:
+    os.close(descriptor)
+    return {"code": 0, "outputs": []}
+
+
 def become_another_program() -> dict[str, Any]:
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 def main() -> None:
-    own = {function.__name__: function for function in (in_thread, in_fork, fork_sleeper, close_descriptors)}
+    functions = (in_thread, in_fork, fork_sleeper, close_descriptors)
+    descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
+    own = {function.__name__: function for function in (*functions, *descriptors)}
     own["become_another_program"] = become_another_program
     print(json.dumps({"code": 0, "outputs": [os.getpid()]}), flush=True)
     for line in sys.stdin:

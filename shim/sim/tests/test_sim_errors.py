@@ -132,7 +132,7 @@ def test_streams_and_events_are_checked(node: Node) -> None:
 def test_not_implemented_is_not_supported(node: Node) -> None:
     probe = node.probe()
     probe.start()
-    assert probe.code("cuMemCreate", {"out": 0}, PAGE, 0, 0) == 801
+    assert probe.code("cuCoredumpGetAttribute", 1, {"out": 0}, {"out": 8}) == 801
     assert probe.code("nvmlDeviceGetFanSpeed", 0, {"out": 0}) == 3
 
 

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the families of device memory share. All want the driver's lock held.
+ */
+#ifndef SIM_MEMORY_H
+#define SIM_MEMORY_H
+
+#include "driver.h"
+#include "shared.h"
+#include "space.h"
+
+/* Charge the GPU. When it is full, the process's own unused pool and graph memory goes back first and the
+ * charge is tried again: a program that freed memory can allocate it. False: no room, nothing charged. */
+bool memory_charge(uint32_t gpu, struct books_delta delta);
+
+/* The same for exportable memory, which will hold `bytes` in all. */
+bool memory_charge_shared(struct shared *shared, uint64_t bytes);
+
+/* Whole pages, of which all was asked for. */
+static inline struct books_delta memory_pages(int64_t bytes) {
+  return (struct books_delta){.pages = bytes, .requested = bytes};
+}
+
+static inline uint64_t memory_round(uint64_t bytes, uint64_t step) {
+  return (bytes + step - 1) / step * step;
+}
+
+/* cuMemFree and cuMemFreeAsync of whatever was allocated at the address. INVALID_VALUE: nothing was. */
+CUresult memory_free(uintptr_t address);
+
+/* What lies around an address: allocation, pool segment, mapping or import. */
+struct memory_range {
+  uintptr_t base;
+  size_t size;
+  struct space_block *block;
+  enum space_backing *backing; /* of just this range */
+  bool host;                   /* the host may use it */
+};
+
+/* False: no memory there (reserved addresses without mapping or access are none). */
+bool memory_locate(uintptr_t address, struct memory_range *range);
+
+#endif
