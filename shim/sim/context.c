@@ -4,7 +4,9 @@
  */
 #include <stdlib.h>
 
+#include "context_memory.h"
 #include "driver.h"
+#include "memory.h"
 #include "pool.h"
 
 #define DEPTH 64 /* of a thread's stack of current contexts */
@@ -99,7 +101,7 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
   }
   struct books_delta cost = {.pages = (int64_t)driver_gpu(device)->context_bytes};
   CUcontext context = free_object();
-  if (!context || !books_change(&driver.books, gpu, cost)) {
+  if (!context || !memory_charge(gpu, cost)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   context->serial = ++driver.serial;
@@ -107,6 +109,7 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
   context->gpu = gpu;
   context->primary = primary;
   context->flags = flags;
+  context_limits_begin(context);
   books_set_contexts(&driver.books, gpu, live_on(gpu));
   *created = context;
   return CUDA_SUCCESS;
@@ -114,8 +117,8 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
 
 static void destroy(CUcontext context) {
   memory_forget(context);
-  books_change(&driver.books, context->gpu,
-               (struct books_delta){.pages = -(int64_t)driver_gpu((CUdevice)context->device)->context_bytes});
+  uint64_t cost = driver_gpu((CUdevice)context->device)->context_bytes + context_extra(context);
+  books_change(&driver.books, context->gpu, (struct books_delta){.pages = -(int64_t)cost});
   context->serial = 0;
   books_set_contexts(&driver.books, context->gpu, live_on(context->gpu));
 }

@@ -24,6 +24,9 @@ struct CUctx_st {
   uint32_t gpu;    /* in the state */
   bool primary;
   unsigned flags;
+  size_t limits[11];    /* by CUlimit, context_memory.h */
+  uint64_t limit_bytes; /* what they cost beyond the base */
+  uint64_t code_bytes;
 };
 
 struct primary {

@@ -35,4 +35,10 @@ CUresult graph_memory_free(CUdeviceptr address);
 /* Whether the address was given by graph_memory_add and is still known: what cuGraphAddMemFreeNode needs. */
 bool graph_memory_knows(CUdeviceptr address);
 
+/* Whether a launch allocated it and nothing has freed it. */
+bool graph_memory_is_live(CUdeviceptr address);
+
+/* cuDeviceGraphMemTrim, by the GPU's number in the state; false: there was nothing to give back. */
+bool graph_memory_reclaim(uint32_t gpu);
+
 #endif

@@ -4,6 +4,8 @@
  */
 #include "memory.h"
 
+#include "context_memory.h"
+#include "graph_memory.h"
 #include "pool.h"
 #include "profiles.h"
 #include "vmm.h"
@@ -28,7 +30,8 @@ static struct books_delta refund(size_t size) {
 
 /* Memory that this process keeps without using it. */
 static bool reclaim(uint32_t gpu) {
-  return pools_reclaim(gpu);
+  bool from_pools = pools_reclaim(gpu);
+  return graph_memory_reclaim(gpu) || from_pools;
 }
 
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
@@ -181,6 +184,8 @@ CUresult memory_free(uintptr_t address) {
     return pool_free(block, address);
   case SPACE_IMPORT:
     return pool_free_import(block, address);
+  case SPACE_GRAPH:
+    return graph_memory_free(address);
   case SPACE_LINEAR:
   case SPACE_MANAGED:
     if (block->address == address) {
@@ -269,7 +274,7 @@ bool memory_locate(uintptr_t address, struct memory_range *range) {
     return mapping && mapping->readable;
   }
   *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host};
-  return true;
+  return block->kind != SPACE_GRAPH || graph_memory_is_live(block->address);
 }
 
 static CUresult address_range(uintptr_t address, uintptr_t *base, size_t *size) {
