@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The few types and codes of cuda.h and nvml.h that hooks touch, so that the library
+ * The few types and codes of cuda.h that hooks touch, so that the library
  * builds without NVIDIA's headers. shim/tests/test_shim_abi.py compares them with the headers.
  */
 #ifndef ALIQUOT_ABI_H
@@ -45,46 +45,5 @@ enum { CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1 };
 
 /* CUlimit: those that take no device memory. */
 enum { CU_LIMIT_MAX_L2_FETCH_GRANULARITY = 5, CU_LIMIT_PERSISTING_L2_CACHE_SIZE = 6 };
-
-typedef int nvmlReturn_t;
-typedef struct nvmlDevice_st *nvmlDevice_t;
-
-enum {
-  NVML_SUCCESS = 0,
-  NVML_ERROR_UNINITIALIZED = 1,
-  NVML_ERROR_INVALID_ARGUMENT = 2,
-  NVML_ERROR_NOT_SUPPORTED = 3,
-  NVML_ERROR_NO_PERMISSION = 4,
-  NVML_ERROR_INSUFFICIENT_SIZE = 7,
-  NVML_ERROR_LIBRARY_NOT_FOUND = 12,
-};
-
-enum { NVML_DEVICE_UUID_V2_BUFFER_SIZE = 96 };
-
-typedef struct {
-  unsigned long long total;
-  unsigned long long free;
-  unsigned long long used;
-} nvmlMemory_t;
-
-typedef struct {
-  unsigned int version;
-  unsigned long long total;
-  unsigned long long reserved;
-  unsigned long long free;
-  unsigned long long used;
-} nvmlMemory_v2_t;
-
-typedef struct {
-  unsigned int pid;
-  unsigned long long usedGpuMemory;
-} nvmlProcessInfo_v1_t;
-
-typedef struct { /* the entry of _v2 and _v3 alike */
-  unsigned int pid;
-  unsigned long long usedGpuMemory;
-  unsigned int gpuInstanceId;
-  unsigned int computeInstanceId;
-} nvmlProcessInfo_t;
 
 #endif

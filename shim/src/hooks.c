@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* Only addresses are taken here; driver_api.h has the types. */
+/* Only addresses are taken here; driver_api.h and nvml_api.h have the types. */
 #pragma GCC visibility push(default)
 #define AQ_HOOK(library, symbol) void symbol(void);
 #define AQ_GATE                  AQ_HOOK
@@ -19,7 +19,8 @@
 #undef AQ_USED
 #pragma GCC visibility pop
 
-#define ALIQUOT_DRIVER_API_H /* its types would contradict the declarations above */
+#define ALIQUOT_DRIVER_API_H /* their types would contradict the declarations above */
+#define ALIQUOT_NVML_API_H
 #include "hooks.h"
 
 #define AQ_HOOK(library, symbol) [AQ_ID_##symbol] = {#symbol, (void *)symbol, AQ_##library, AQ_KIND_HOOK},

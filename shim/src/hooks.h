@@ -6,6 +6,7 @@
 #define ALIQUOT_HOOKS_H
 
 #include "driver_api.h"
+#include "nvml_api.h"
 
 enum aq_library { AQ_CUDA, AQ_NVML, AQ_LIBRARIES };
 enum aq_kind { AQ_KIND_HOOK, AQ_KIND_GATE, AQ_KIND_LOAD, AQ_KIND_USED };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Handles are looked up once by UUID and remembered in a table. Its lock is never held across a
- * call of NVML.
+ * Handles are looked up once by UUID and remembered in a table, which is read without a lock: a reader
+ * that finds `version` odd or changed asks again under the lock. This is never held across a call of NVML.
  */
 #include "nvml_share.h"
 
@@ -14,6 +14,7 @@
 enum { PLACES = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t version; /* odd while the table changes */
 static size_t known_count;
 static struct {
   nvmlDevice_t device;
@@ -53,17 +54,32 @@ static struct aq_share *ask(nvmlDevice_t device) {
   return aq_share_of_uuid(uuid);
 }
 
-/* Under the lock. */
 static struct aq_share *find(nvmlDevice_t device) {
-  for (size_t i = 0; i < known_count; i++)
-    if (known[i].device == device)
-      return known[i].share;
+  size_t count = __atomic_load_n(&known_count, __ATOMIC_RELAXED);
+  for (size_t i = 0; i < count; i++)
+    if (__atomic_load_n(&known[i].device, __ATOMIC_RELAXED) == device)
+      return __atomic_load_n(&known[i].share, __ATOMIC_RELAXED);
   return NULL;
 }
 
+/* Under the lock, around each change. */
+static void begin_change(void) {
+  __atomic_store_n(&version, version + 1, __ATOMIC_RELAXED);
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static void end_change(void) {
+  __atomic_store_n(&version, version + 1, __ATOMIC_RELEASE);
+}
+
 static struct aq_share *remembered(nvmlDevice_t device) {
-  pthread_mutex_lock(&lock);
+  uint64_t before = __atomic_load_n(&version, __ATOMIC_ACQUIRE);
   struct aq_share *share = find(device);
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+  if (before % 2 == 0 && __atomic_load_n(&version, __ATOMIC_RELAXED) == before)
+    return share;
+  pthread_mutex_lock(&lock);
+  share = find(device);
   pthread_mutex_unlock(&lock);
   return share;
 }
@@ -71,9 +87,11 @@ static struct aq_share *remembered(nvmlDevice_t device) {
 static void remember(nvmlDevice_t device, struct aq_share *share) {
   pthread_mutex_lock(&lock);
   if (known_count < PLACES && !find(device)) {
-    known[known_count].device = device;
-    known[known_count].share = share;
-    known_count++;
+    begin_change();
+    __atomic_store_n(&known[known_count].device, device, __ATOMIC_RELAXED);
+    __atomic_store_n(&known[known_count].share, share, __ATOMIC_RELAXED);
+    __atomic_store_n(&known_count, known_count + 1, __ATOMIC_RELAXED);
+    end_change();
   }
   pthread_mutex_unlock(&lock);
 }
@@ -90,11 +108,14 @@ struct aq_share *aq_nvml_share(nvmlDevice_t device) {
 
 void aq_nvml_share_reset(void) {
   pthread_mutex_lock(&lock);
-  known_count = 0;
+  begin_change();
+  __atomic_store_n(&known_count, 0, __ATOMIC_RELAXED);
+  end_change();
   pthread_mutex_unlock(&lock);
 }
 
 void aq_nvml_share_reset_in_child(void) {
   known_count = 0;
+  version = 0;
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -5,7 +5,7 @@
 #ifndef ALIQUOT_NVML_SHARE_H
 #define ALIQUOT_NVML_SHARE_H
 
-#include "abi.h"
+#include "nvml_abi.h"
 #include "share.h"
 
 /* NULL: not attached, or the GPU has no share. Any thread; cheap from the second time on. */

@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 
 _SOURCES: Final = Path(__file__).resolve().parents[1] / "src"
-_STRUCTS: Final = ("nvmlMemory_t", "nvmlMemory_v2_t", "nvmlProcessInfo_v1_t", "nvmlProcessInfo_t", "CUuuid")
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +36,38 @@ _BOTH: Final = """
 """
 
 
+def _ours() -> str:
+    """Our declarations of types and constants."""
+    return "".join((_SOURCES / name).read_text() for name in ("abi.h", "nvml_abi.h"))
+
+
 def test_prototypes_agree_with_the_headers(tmp_path: Path, headers: str) -> None:
     """Declared twice: the compiler refuses what differs."""
-    text = _BOTH + '#define ALIQUOT_ABI_H\n#include "driver_api.h"\n'
-    _compile(tmp_path, headers, text, "-c")
+    ours = "#define ALIQUOT_ABI_H\n#define ALIQUOT_NVML_ABI_H\n"
+    _compile(tmp_path, headers, f'{_BOTH}{ours}#include "driver_api.h"\n#include "nvml_api.h"\n', "-c")
 
 
 def test_constants_agree_with_the_headers(tmp_path: Path, headers: str) -> None:
-    constants = re.findall(r"\b((?:CUDA|CU|NVML)_\w+) = (\d+)", (_SOURCES / "abi.h").read_text())
+    constants = re.findall(r"\b((?:CUDA|CU|NVML)_\w+) = (\d+)", _ours())
     assert len(constants) > 20
-    ours = {"NVML_DEVICE_UUID_V2_BUFFER_SIZE"}
-    checks = "\n".join(
-        f'_Static_assert({name} == {value}, "{name}");' for name, value in constants if name not in ours
-    )
+    checks = "\n".join(f'_Static_assert((int){name} == {value}, "{name}");' for name, value in constants)
     _compile(tmp_path, headers, _BOTH + checks, "-c")
 
 
 def test_structures_have_the_headers_size_and_layout(tmp_path: Path, headers: str) -> None:
-    printed = [f'printf("%zu\\n", sizeof({name}));' for name in _STRUCTS]
-    main = f"#include <stdio.h>\nint main(void) {{ {' '.join(printed)} return 0; }}\n"
-    sizes = []
-    for number, include in enumerate(('#include "abi.h"\n', _BOTH)):
+    structs = dict(re.findall(r"^typedef struct {(.*?)^} (\w+);", _ours(), re.MULTILINE | re.DOTALL))
+    rows = [f"sizeof({name})" for name in structs.values()]
+    for body, name in structs.items():
+        members = re.findall(r"^  [\w ]+[ *](\w+)(?:\[\d+\])?;", body, re.MULTILINE)
+        rows += [f"offsetof({name}, {member})" for member in members if member != "rest"]
+    printed = [f'printf("%s %zu\\n", "{row}", {row});' for row in rows]
+    main = f"#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ {' '.join(printed)} return 0; }}\n"
+    layouts = []
+    for number, include in enumerate(('#include "abi.h"\n#include "nvml_abi.h"\n', _BOTH)):
         folder = tmp_path / str(number)
         folder.mkdir()
         program = _compile(folder, headers, include + main)
-        sizes.append(subprocess.run([program], check=True, capture_output=True, text=True, timeout=30).stdout)
-    assert sizes[0] == sizes[1]
+        layouts.append(
+            subprocess.run([program], check=True, capture_output=True, text=True, timeout=30).stdout
+        )
+    assert layouts[0] == layouts[1]

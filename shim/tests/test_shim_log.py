@@ -36,20 +36,21 @@ def refused(probe: Probe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "offset", "data", "cause"),
+    ("spoilt", "cause"),
     [
-        ("quota", 13, b"\x20", "quota: names another size"),
-        ("quota", 20, b"other", "quota: check value"),
-        ("ledger", 0, b"X", "ledger: not the magic"),
-        ("ledger", 16, b"\xff\xff", "ledger: of another layout"),
+        (("quota", 13, b"\x20"), "quota: names another size"),
+        (("quota", 20, b"other"), "quota: check value"),
+        (("ledger", 0, b"X"), "ledger: not the magic"),
+        (("ledger", 16, b"\xff\xff"), "ledger: of another layout"),
     ],
 )
 def test_cause_of_a_refusal_is_one_line(
-    node: Sandbox, share: Path, log: Path, start: Start, leaf: str, offset: int, data: bytes, cause: str
+    start: Start, node: Sandbox, share: Path, spoilt: tuple[str, int, bytes], cause: str
 ) -> None:
-    shares.poke(share, leaf, offset, data)
+    shares.poke(share, *spoilt)
     probe = start(node)
     refused(probe)
+    log = node.folder / "shim.log"
     assert re.fullmatch(rf"\d+ pid {probe.pid}, share-0: {cause}[^\n]*\n", log.read_text())
 
 

@@ -103,6 +103,10 @@ static void builtin(char **words, int count) {
   if (!strcmp(words[0], "!set") && count == 3) {
     cells[strtoul(words[1], NULL, 0) % CELLS] = strtoull(words[2], NULL, 0);
     printf("0\n");
+  } else if (!strcmp(words[0], "!cell") && count == 2) {
+    printf("%llu\n", (unsigned long long)cells[strtoul(words[1], NULL, 0) % CELLS]);
+  } else if (!strcmp(words[0], "!address") && count == 2) {
+    printf("%llu\n", (unsigned long long)(uintptr_t)&cells[strtoul(words[1], NULL, 0) % CELLS]);
   } else if (!strcmp(words[0], "!close")) {
     close_descriptors();
     printf("0\n");
