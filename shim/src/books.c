@@ -12,8 +12,10 @@
 #include <errno.h>
 #include <time.h>
 
+#include "pools.h"
 #include "slot.h"
 #include "state.h"
+#include "vmm.h"
 
 enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
 
@@ -107,6 +109,10 @@ static bool announce_slowly(struct aq_share *share, uint64_t bytes, uint64_t con
   for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
     if (attempt == 0)
       aq_slot_sweep(share);
+    if (attempt == 0 && !contexts) { /* what the program gave back is there for it to take */
+      aq_vmm_settle_exports();
+      aq_pools_reclaim(share);
+    }
     struct aq_slot *slot = aq_slot_own(share);
     if (!slot)
       break;
@@ -151,6 +157,13 @@ bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge
   return announce(share, bytes, &charge->generation);
 }
 
+/* Enters bytes of a record whose charge was made for a slot that we no longer have. */
+static void enter_anew(struct aq_share *share, uint64_t bytes) {
+  struct aq_slot *slot = aq_slot_own(share);
+  if (slot)
+    __atomic_add_fetch(&slot->used_bytes, bytes, __ATOMIC_SEQ_CST);
+}
+
 bool aq_reserve_exactly(struct aq_charge *charge, uint64_t bytes) {
   uint64_t generation;
   if (bytes <= charge->bytes) {
@@ -160,11 +173,8 @@ bool aq_reserve_exactly(struct aq_charge *charge, uint64_t bytes) {
   }
   if (!announce(charge->share, bytes - charge->bytes, &generation))
     return false;
-  if (generation != charge->generation) { /* the first part went with the old slot */
-    struct aq_slot *slot = aq_slot_own(charge->share);
-    if (slot)
-      __atomic_add_fetch(&slot->used_bytes, charge->bytes, __ATOMIC_SEQ_CST);
-  }
+  if (generation != charge->generation) /* the first part went with the old slot */
+    enter_anew(charge->share, charge->bytes);
   charge->bytes = bytes;
   charge->generation = generation;
   return true;
@@ -174,36 +184,77 @@ void aq_cancel(const struct aq_charge *charge) {
   give_back(charge->share, charge->bytes, charge->generation);
 }
 
-bool aq_commit(const struct aq_charge *charge, CUdeviceptr pointer, CUcontext context) {
-  struct aq_share *share = charge->share;
-  struct aq_record record = {pointer, charge->bytes, context, share->index};
+bool aq_reserve_at_once(struct aq_share *share, uint64_t bytes, struct aq_charge *charge) {
+  *charge = (struct aq_charge){share, 0, bytes};
+  struct aq_slot *slot = bytes <= SANE_BYTES ? aq_slot_own(share) : NULL;
+  charge->generation = aq_word(&share->generation);
+  return slot && try_announce(share, slot, &slot->used_bytes, bytes, aq_share_limit(share));
+}
+
+void aq_force(struct aq_share *share, uint64_t bytes, struct aq_charge *charge) {
+  struct aq_slot *slot = aq_slot_own(share);
+  *charge = (struct aq_charge){share, aq_word(&share->generation), bytes};
+  if (!slot)
+    return;
+  __atomic_add_fetch(&slot->used_bytes, bytes, __ATOMIC_SEQ_CST);
+  count_change(slot);
+}
+
+static bool put(const struct aq_record *record, uint64_t *generation) {
   struct aq_record replaced;
-  uint64_t generation;
-  if (!aq_records_put(aq_shares, &record, &replaced, &generation))
+  if (!aq_records_put(aq_shares, record, &replaced, generation))
     return false;
-  if (generation != charge->generation) { /* the new slot was filled before this record was in */
-    struct aq_slot *slot = aq_slot_own(share);
-    if (slot)
-      __atomic_add_fetch(&slot->used_bytes, charge->bytes, __ATOMIC_SEQ_CST);
-  }
-  if (replaced.bytes) {
+  if (replaced.key && replaced.bytes) {
     struct aq_share *other = &aq_shares[replaced.share];
     give_back(other, replaced.bytes, aq_word(&other->generation));
   }
   return true;
 }
 
-bool aq_free_begin(CUdeviceptr pointer, struct aq_freed *freed) {
-  return aq_records_take(aq_shares, pointer, &freed->record, &freed->generation);
+bool aq_commit(const struct aq_charge *charge, const struct aq_record *record) {
+  struct aq_record entry = *record;
+  uint64_t generation;
+  entry.bytes = charge->bytes;
+  entry.share = (uint8_t)charge->share->index;
+  if (!put(&entry, &generation))
+    return false;
+  if (generation != charge->generation) /* the new slot was filled before this record was in */
+    enter_anew(charge->share, charge->bytes);
+  return true;
+}
+
+bool aq_note(const struct aq_record *record) {
+  uint64_t generation;
+  return put(record, &generation);
+}
+
+void aq_charge_into(const struct aq_charge *charge, enum aq_thing thing, uint64_t key) {
+  struct aq_record record;
+  uint64_t generation;
+  if (!aq_records_change(aq_shares, thing, key, charge->bytes, 0, &record, &generation))
+    aq_cancel(charge);
+  else if (generation != charge->generation)
+    enter_anew(charge->share, charge->bytes);
+}
+
+void aq_give_from(struct aq_share *share, enum aq_thing thing, uint64_t key, uint64_t bytes) {
+  struct aq_record record;
+  uint64_t generation;
+  if (bytes && aq_records_change(aq_shares, thing, key, -bytes, 0, &record, &generation))
+    give_back(share, bytes, generation);
+}
+
+bool aq_free_begin(enum aq_thing thing, uint64_t key, struct aq_freed *freed) {
+  return aq_records_take(aq_shares, thing, key, &freed->record, &freed->generation);
 }
 
 void aq_free_end(const struct aq_freed *freed, bool done) {
-  const struct aq_record *record = &freed->record;
-  struct aq_charge charge = {&aq_shares[record->share], freed->generation, record->bytes};
+  struct aq_share *share = &aq_shares[freed->record.share];
+  struct aq_charge charge = {share, freed->generation, freed->record.bytes};
   if (done)
     aq_cancel(&charge);
   else /* its place is still there; if not, the bytes stay charged */
-    aq_commit(&charge, record->key, record->context);
+    aq_commit(&charge, &freed->record);
 }
 
 bool aq_context_reserve(struct aq_share *share) {
@@ -275,6 +326,16 @@ bool aq_is_full(struct aq_share *share) {
     return false;
   aq_slot_sweep(share);
   return sum_of(share) >= limit && !refused(share);
+}
+
+bool aq_is_over(const struct aq_share *share, uint64_t slack) {
+  uint64_t limit = aq_share_limit(share);
+  uint64_t sum = sum_of(share);
+  return sum > limit && sum - limit > slack;
+}
+
+void aq_count_refusal(struct aq_share *share) {
+  refused(share);
 }
 
 struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free) {

@@ -26,17 +26,29 @@ bool aq_reserve_exactly(struct aq_charge *charge, uint64_t bytes);
 /* The driver refused: nothing stays charged. */
 void aq_cancel(const struct aq_charge *charge);
 
-/* The driver gave `pointer`: the charge becomes its record. False: no memory for a record;
- * the caller frees the pointer and cancels. */
-bool aq_commit(const struct aq_charge *charge, CUdeviceptr pointer, CUcontext context);
+/* The driver gave it: the charge becomes its record, with the charge's bytes and share. False: no
+ * memory for a record; the caller gives the thing back and cancels. */
+bool aq_commit(const struct aq_charge *charge, const struct aq_record *record);
 
-/* A pointer is about to be freed: takes its record out, since the address may be in use
- * again before the driver returns. False: not ours, ask the driver. */
+/* The same for a thing whose bytes are charged elsewhere, if at all. */
+bool aq_note(const struct aq_record *record);
+
+/* Reserves without ever waiting, and without counting a refusal. */
+bool aq_reserve_at_once(struct aq_share *share, uint64_t bytes, struct aq_charge *charge);
+/* Takes what has been given already: the limit is not asked. */
+void aq_force(struct aq_share *share, uint64_t bytes, struct aq_charge *charge);
+
+/* Adds a charge to a record that is there, or takes bytes from it. */
+void aq_charge_into(const struct aq_charge *charge, enum aq_thing thing, uint64_t key);
+void aq_give_from(struct aq_share *share, enum aq_thing thing, uint64_t key, uint64_t bytes);
+
+/* A thing is about to be given back: takes its record out, since its key may be in use again
+ * before the driver returns. False: not ours, ask the driver. */
 struct aq_freed {
   struct aq_record record;
   uint64_t generation;
 };
-bool aq_free_begin(CUdeviceptr pointer, struct aq_freed *freed);
+bool aq_free_begin(enum aq_thing thing, uint64_t key, struct aq_freed *freed);
 /* What came of it: the bytes go back only after the driver has freed them. */
 void aq_free_end(const struct aq_freed *freed, bool done);
 
@@ -60,6 +72,10 @@ struct aq_view {
 struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free);
 /* True if the limit is reached, or passed by what was measured; counted as a refusal. */
 bool aq_is_full(struct aq_share *share);
+/* True if more than `slack` beyond the limit is taken. */
+bool aq_is_over(const struct aq_share *share, uint64_t slack);
+/* A refusal that was decided elsewhere. */
+void aq_count_refusal(struct aq_share *share);
 /* The size alone. */
 uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total);
 /* What one slot counts. */

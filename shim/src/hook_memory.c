@@ -5,7 +5,9 @@
  * A NULL output goes to the driver as it is: it can give no memory there.
  */
 #include "books.h"
+#include "capture.h"
 #include "hooks.h"
+#include "pools.h"
 #include "state.h"
 
 enum { GRAIN = 512, PAGE = 2 << 20 };
@@ -57,7 +59,8 @@ static CUresult settle(CUresult result, const struct aq_here *here, const struct
                        CUdeviceptr pointer) {
   if (!charge->share)
     return result == CUDA_SUCCESS ? undo(pointer) : result;
-  if (result == CUDA_SUCCESS && aq_commit(charge, pointer, here->context))
+  struct aq_record record = {.thing = AQ_POINTER, .key = pointer, .context = here->context};
+  if (result == CUDA_SUCCESS && aq_commit(charge, &record))
     return CUDA_SUCCESS;
   if (result == CUDA_SUCCESS)
     result = undo(pointer);
@@ -185,7 +188,19 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned int
 
 /* A pointer that is not on record goes to the driver, and its answer comes back unchanged. */
 static bool taken_out(CUdeviceptr pointer, struct aq_freed *freed) {
-  return aq_depth == 0 && aq_is_ready() && aq_free_begin(pointer, freed);
+  return aq_depth == 0 && aq_is_ready() && aq_free_begin(AQ_POINTER, pointer, freed);
+}
+
+/* `at_once`: freed, and not just when the stream gets there. */
+static CUresult settle_free(CUresult result, const struct aq_freed *freed, bool at_once) {
+  const struct aq_record *record = &freed->record;
+  if (record->number == 0)
+    aq_free_end(freed, result == CUDA_SUCCESS);
+  else if (result == CUDA_SUCCESS)
+    aq_pool_freed(record->number, record->bytes, at_once);
+  else
+    aq_note(record);
+  return result;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
@@ -197,8 +212,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   aq_depth++;
   CUresult result = AQ_REAL(cuMemFree_v2)(dptr);
   aq_depth--;
-  aq_free_end(&freed, result == CUDA_SUCCESS);
-  return result;
+  return settle_free(result, &freed, true);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 dptr) {
@@ -210,32 +224,27 @@ CUresult cuMemFree(CUdeviceptr_v1 dptr) {
   aq_depth++;
   CUresult result = AQ_REAL(cuMemFree)(dptr);
   aq_depth--;
-  aq_free_end(&freed, result == CUDA_SUCCESS);
-  return result;
+  return settle_free(result, &freed, true);
+}
+
+/* Under capture nothing is freed; a node is added. */
+static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer, CUstream stream,
+                           bool per_thread) {
+  struct aq_freed freed;
+  if (!real)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_is_captured(stream, per_thread) || !taken_out(pointer, &freed))
+    return real(pointer, stream);
+  aq_depth++;
+  CUresult result = real(pointer, stream);
+  aq_depth--;
+  return settle_free(result, &freed, false);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
-  struct aq_freed freed;
-  if (!AQ_REAL(cuMemFreeAsync))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  if (!taken_out(dptr, &freed))
-    return AQ_REAL(cuMemFreeAsync)(dptr, stream);
-  aq_depth++;
-  CUresult result = AQ_REAL(cuMemFreeAsync)(dptr, stream);
-  aq_depth--;
-  aq_free_end(&freed, result == CUDA_SUCCESS);
-  return result;
+  return free_async(AQ_REAL(cuMemFreeAsync), dptr, stream, false);
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) {
-  struct aq_freed freed;
-  if (!AQ_REAL(cuMemFreeAsync_ptsz))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  if (!taken_out(dptr, &freed))
-    return AQ_REAL(cuMemFreeAsync_ptsz)(dptr, stream);
-  aq_depth++;
-  CUresult result = AQ_REAL(cuMemFreeAsync_ptsz)(dptr, stream);
-  aq_depth--;
-  aq_free_end(&freed, result == CUDA_SUCCESS);
-  return result;
+  return free_async(AQ_REAL(cuMemFreeAsync_ptsz), dptr, stream, true);
 }

@@ -22,8 +22,18 @@ struct shard {
 
 static struct shard shards[SHARDS];
 
-static uint64_t hash_of(uint64_t key) {
-  return (key >> 8 ^ key) * 0x9e3779b97f4a7c15ULL;
+#define CHARGED                                                                                              \
+  (1U << AQ_POINTER | 1U << AQ_ARRAY | 1U << AQ_MIPMAP | 1U << AQ_HANDLE | 1U << AQ_MEMORY |                 \
+   1U << AQ_RESERVE | 1U << AQ_LIMIT)
+
+/* The bytes of a record that count by themselves. */
+static uint64_t charged(const struct aq_record *record) {
+  bool pooled = record->thing == AQ_POINTER && record->number != 0;
+  return CHARGED >> record->thing & 1 && !pooled ? record->bytes : 0;
+}
+
+static uint64_t hash_of(enum aq_thing thing, uint64_t key) {
+  return ((key >> 8 ^ key) + thing) * 0x9e3779b97f4a7c15ULL;
 }
 
 static struct shard *shard_of(uint64_t hash) {
@@ -44,19 +54,25 @@ static void unlock(struct shard *shard) {
   __atomic_store_n(&shard->locked, 0, __ATOMIC_RELEASE);
 }
 
-/* Where `key` is, or would be put, in a shard that has a table. */
-static struct aq_record *place(const struct shard *shard, uint64_t key, uint64_t hash) {
+/* Where it is, or would be put, in a shard that has a table. */
+static struct aq_record *place(const struct shard *shard, enum aq_thing thing, uint64_t key, uint64_t hash) {
   uint32_t i = home(shard, hash);
-  while (shard->records[i].key != key && shard->records[i].key != 0)
+  while (shard->records[i].key != 0 && (shard->records[i].key != key || shard->records[i].thing != thing))
     i = (i + 1) & (shard->capacity - 1);
   return &shard->records[i];
+}
+
+/* NULL if there is none. */
+static struct aq_record *find(const struct shard *shard, enum aq_thing thing, uint64_t key, uint64_t hash) {
+  struct aq_record *at = shard->capacity ? place(shard, thing, key, hash) : NULL;
+  return at && at->key != 0 ? at : NULL;
 }
 
 static void erase(struct shard *shard, uint32_t hole) {
   uint32_t mask = shard->capacity - 1;
   shard->count--;
   for (uint32_t i = (hole + 1) & mask; shard->records[i].key != 0; i = (i + 1) & mask) {
-    uint32_t wanted = home(shard, hash_of(shard->records[i].key));
+    uint32_t wanted = home(shard, hash_of(shard->records[i].thing, shard->records[i].key));
     if (((i - wanted) & mask) < ((i - hole) & mask))
       continue; /* its home lies behind the hole */
     shard->records[hole] = shard->records[i];
@@ -77,27 +93,88 @@ static bool grow(struct shard *shard) {
   shard->capacity = capacity;
   for (uint32_t i = 0; i < old_capacity; i++)
     if (old[i].key != 0)
-      *place(shard, old[i].key, hash_of(old[i].key)) = old[i];
+      *place(shard, old[i].thing, old[i].key, hash_of(old[i].thing, old[i].key)) = old[i];
   if (old)
     munmap(old, old_capacity * sizeof(*old));
   return true;
 }
 
-bool aq_records_take(const struct aq_share *shares, uint64_t key, struct aq_record *record,
-                     uint64_t *generation) {
-  uint64_t hash = hash_of(key);
+bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
+                     struct aq_record *record, uint64_t *generation) {
+  uint64_t hash = hash_of(thing, key);
   struct shard *shard = shard_of(hash);
   lock(shard);
-  struct aq_record *found = shard->capacity ? place(shard, key, hash) : NULL;
-  bool taken = found && found->key != 0;
-  if (taken) {
+  struct aq_record *found = find(shard, thing, key, hash);
+  if (found) {
     *record = *found;
     *generation = shares[found->share].generation;
-    shard->total[found->share] -= found->bytes;
+    shard->total[found->share] -= charged(found);
     erase(shard, (uint32_t)(found - shard->records));
   }
   unlock(shard);
-  return taken;
+  return found != NULL;
+}
+
+bool aq_records_find(enum aq_thing thing, uint64_t key, struct aq_record *record) {
+  uint64_t hash = hash_of(thing, key);
+  struct shard *shard = shard_of(hash);
+  lock(shard);
+  const struct aq_record *found = find(shard, thing, key, hash);
+  if (found)
+    *record = *found;
+  unlock(shard);
+  return found != NULL;
+}
+
+bool aq_records_change(const struct aq_share *shares, enum aq_thing thing, uint64_t key, uint64_t bytes,
+                       int count, struct aq_record *record, uint64_t *generation) {
+  uint64_t hash = hash_of(thing, key);
+  struct shard *shard = shard_of(hash);
+  lock(shard);
+  struct aq_record *found = find(shard, thing, key, hash);
+  if (found) {
+    shard->total[found->share] -= charged(found);
+    found->bytes += bytes;
+    found->count = (uint16_t)(found->count + count);
+    shard->total[found->share] += charged(found);
+    *record = *found;
+    *generation = shares[found->share].generation;
+  }
+  unlock(shard);
+  return found != NULL;
+}
+
+typedef bool (*is_wanted)(const struct aq_record *record, const void *what);
+
+static bool find_any(enum aq_thing thing, is_wanted wanted, const void *what, struct aq_record *record) {
+  bool found = false;
+  for (struct shard *shard = shards; shard < shards + SHARDS && !found; shard++) {
+    lock(shard);
+    for (uint32_t i = 0; i < shard->capacity && !found; i++) {
+      const struct aq_record *at = &shard->records[i];
+      found = at->key != 0 && at->thing == thing && wanted(at, what);
+      if (found)
+        *record = *at;
+    }
+    unlock(shard);
+  }
+  return found;
+}
+
+static bool is_around(const struct aq_record *record, const void *what) {
+  return *(const uint64_t *)what - record->key < record->bytes;
+}
+
+bool aq_records_find_around(enum aq_thing thing, uint64_t address, struct aq_record *record) {
+  return (aq_records_find(thing, address, record)) || find_any(thing, is_around, &address, record);
+}
+
+static bool belongs(const struct aq_record *record, const void *what) {
+  return record->context == (CUcontext)what;
+}
+
+bool aq_records_find_of(enum aq_thing thing, CUcontext context, struct aq_record *record) {
+  return find_any(thing, belongs, context, record);
 }
 
 /* Room for one more, at most three quarters full. */
@@ -107,21 +184,22 @@ static bool has_room(struct shard *shard) {
 
 bool aq_records_put(const struct aq_share *shares, const struct aq_record *record, struct aq_record *replaced,
                     uint64_t *generation) {
-  uint64_t hash = hash_of(record->key);
+  uint64_t hash = hash_of(record->thing, record->key);
   struct shard *shard = shard_of(hash);
-  replaced->bytes = 0;
+  replaced->key = 0;
   lock(shard);
   bool stored = has_room(shard);
   if (stored) {
-    struct aq_record *at = place(shard, record->key, hash);
+    struct aq_record *at = place(shard, record->thing, record->key, hash);
     if (at->key == 0) {
       shard->count++;
     } else {
       *replaced = *at;
-      shard->total[at->share] -= at->bytes;
+      replaced->bytes = charged(at);
+      shard->total[at->share] -= replaced->bytes;
     }
     *at = *record;
-    shard->total[record->share] += record->bytes;
+    shard->total[record->share] += charged(record);
   }
   *generation = shares[record->share].generation;
   unlock(shard);
@@ -159,7 +237,7 @@ static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUc
       i++;
       continue;
     }
-    bytes += shard->records[i].bytes;
+    bytes += charged(&shard->records[i]);
     erase(shard, i); /* may move another record here: look again */
   }
   shard->total[share->index] -= bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What this process holds: one record per live pointer or context, sharded by key.
+ * What this process holds: one record per live thing, sharded by what it is and its key.
  *
  * Any thread. A shard's spin bit is held for a few instructions, never across a driver call,
  * and the process that holds it is the only one that waits for it.
@@ -11,20 +11,52 @@
 #include "abi.h"
 #include "share.h"
 
-struct aq_record {
-  uint64_t key; /* device pointer; 0 = empty */
-  uint64_t bytes;
-  CUcontext context;
-  unsigned share;
+/* What a record stands for, and so what its key is. Keys of different things never meet. */
+enum aq_thing {
+  AQ_POINTER, /* device address; of a pool, if `number` names one: the pool's charge holds the bytes */
+  AQ_ARRAY,   /* CUarray */
+  AQ_MIPMAP,  /* CUmipmappedArray */
+  AQ_HANDLE,  /* of virtual memory; its bytes, until it is mapped or shared for the first time */
+  AQ_MEMORY,  /* ... which then go here, by number; `count` holders */
+  AQ_MAPPING, /* address of a mapping of memory `number`; not charged */
+  AQ_BINDING, /* ... of a binding to multicast object `context`, or a tile of array `context`; not charged */
+  AQ_POOL,    /* pool handle: its number; not charged */
+  AQ_RESERVE, /* by number: what a pool has reserved */
+  AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */
+  AQ_LIMIT,   /* context, and which of its limits */
 };
 
-/* Takes the record of `key` out. False if there is none. `*generation` is that of the share's
- * slot at this instant: the bytes are to be given back to this one only. */
-bool aq_records_take(const struct aq_share *shares, uint64_t key, struct aq_record *record,
-                     uint64_t *generation);
+struct aq_record {
+  uint64_t key; /* 0 = empty */
+  uint64_t bytes;
+  CUcontext context; /* whose end is this thing's end; or as above */
+  uint32_t number;
+  uint16_t count;
+  uint8_t share;
+  uint8_t thing;
+};
 
-/* Puts a record in; `*replaced` receives an older one of the same key (bytes = 0: none), whose
- * end we have not seen. `*generation`: as above. False: no memory. */
+/* Takes a record out. False if there is none. `*generation` is that of the share's slot at this
+ * instant: the bytes are to be given back to this one only. */
+bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
+                     struct aq_record *record, uint64_t *generation);
+
+/* A copy of a record. False if there is none. */
+bool aq_records_find(enum aq_thing thing, uint64_t key, struct aq_record *record);
+
+/* The one with key <= `address` < key + bytes, by looking at all. */
+bool aq_records_find_around(enum aq_thing thing, uint64_t address, struct aq_record *record);
+
+/* The first one found that belongs to `context`, by looking at all. */
+bool aq_records_find_of(enum aq_thing thing, CUcontext context, struct aq_record *record);
+
+/* Adds to a record's bytes (modulo 2^64) and count. `*record`: what it is now. `*generation`: as
+ * above. False if there is none. */
+bool aq_records_change(const struct aq_share *shares, enum aq_thing thing, uint64_t key, uint64_t bytes,
+                       int count, struct aq_record *record, uint64_t *generation);
+
+/* Puts a record in; `*replaced` receives an older one (key = 0: none) with the
+ * bytes that it was charged, whose end we have not seen. `*generation`: as above. False: no memory. */
 bool aq_records_put(const struct aq_share *shares, const struct aq_record *record, struct aq_record *replaced,
                     uint64_t *generation);
 

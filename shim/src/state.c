@@ -8,12 +8,16 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "capture.h"
 #include "contexts.h"
+#include "graphs.h"
 #include "hooks.h"
 #include "log.h"
 #include "nvml_share.h"
+#include "pools.h"
 #include "records.h"
 #include "slot.h"
+#include "vmm.h"
 
 struct aq_share aq_shares[AQ_MAX_SHARES];
 
@@ -44,6 +48,10 @@ static void after_fork_in_child(void) {
   share_count = 0;
   aq_records_reset();
   aq_contexts_reset();
+  aq_pools_reset();
+  aq_captures_reset();
+  aq_vmm_reset();
+  aq_graphs_reset();
   aq_nvml_share_reset_in_child();
   aq_slot_reset_lock();
   attach_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -136,6 +144,25 @@ bool aq_device_exists(CUdevice device) {
 
 struct aq_share *aq_device_share(CUdevice device) {
   return aq_device_exists(device) ? device_shares[device] : NULL;
+}
+
+CUdevice aq_location_device(const CUmemLocation *location) {
+  switch (location->type) {
+  case CU_MEM_LOCATION_TYPE_NONE:
+  case CU_MEM_LOCATION_TYPE_HOST:
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+  case CU_MEM_LOCATION_TYPE_INVISIBLE:
+    return -1;
+  case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+    return location->localized.deviceId;
+  default:
+    return location->id;
+  }
+}
+
+CUdevice aq_sole_device(void) {
+  return device_count == 1 ? 0 : -1;
 }
 
 bool aq_all_unlimited(void) {

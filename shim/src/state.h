@@ -27,6 +27,10 @@ bool aq_is_ready(void);
 struct aq_share *aq_device_share(CUdevice device);
 /* True if `device` is an ordinal that the driver has. */
 bool aq_device_exists(CUdevice device);
+/* The device whose memory a location is; -1: none's. Types that are not known yet count as one. */
+CUdevice aq_location_device(const CUmemLocation *location);
+/* The only ordinal there is; -1: there are several. */
+CUdevice aq_sole_device(void);
 /* True if there are GPUs in sight and each has a share without a limit. */
 bool aq_all_unlimited(void);
 
