@@ -4,10 +4,11 @@
  */
 #include <stdlib.h>
 
+#include "capture.h"
 #include "context_memory.h"
-#include "driver.h"
 #include "memory.h"
 #include "pool.h"
+#include "stream.h"
 
 #define DEPTH 64 /* of a thread's stack of current contexts */
 
@@ -45,7 +46,7 @@ static CUresult context_top(CUcontext *context) {
   return CUDA_SUCCESS;
 }
 
-static bool is_lost(CUcontext context) {
+bool context_is_lost(CUcontext context) {
   const struct sim_gpu *gpu = &driver.books.node.state->gpu[context->gpu];
   return atomic_load_explicit(&gpu->faults.lost, memory_order_relaxed);
 }
@@ -53,7 +54,7 @@ static bool is_lost(CUcontext context) {
 CUresult context_current(CUcontext *context) {
   CUcontext top = NULL;
   CUresult result = context_top(&top);
-  if (result == CUDA_SUCCESS && is_lost(top)) {
+  if (result == CUDA_SUCCESS && context_is_lost(top)) {
     return CUDA_ERROR_UNKNOWN; /* what programs get on a GPU that fell off the bus */
   }
   if (result == CUDA_SUCCESS) {
@@ -110,6 +111,8 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
   context->primary = primary;
   context->flags = flags;
   context_limits_begin(context);
+  context->legacy = NULL;
+  context->blocking_end = 0;
   books_set_contexts(&driver.books, gpu, live_on(gpu));
   *created = context;
   return CUDA_SUCCESS;
@@ -402,15 +405,26 @@ CUresult cuCtxGetDevice(CUdevice *device) {
   return cuCtxGetDevice_v2(device, NULL);
 }
 
-/* Everything in the simulated GPU is done when the call returns. */
 CUresult cuCtxSynchronize_v2(CUcontext ctx) {
   CUcontext context;
-  CUresult result = enter_context(ctx, &context);
-  if (result != CUDA_SUCCESS) {
-    return result;
+  CUresult result;
+  while ((result = enter_context(ctx, &context)) == CUDA_SUCCESS) {
+    if (capture_forbids_unsafe()) {
+      return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    bool done = context_is_done(context);
+    if (done) {
+      pools_synchronized();
+    }
+    uint64_t left = done ? 0 : context_left_ns(context);
+    driver_unlock();
+    if (done) {
+      return CUDA_SUCCESS;
+    }
+    ctx = context;
+    work_pause(left);
   }
-  pools_synchronized();
-  return driver_leave(CUDA_SUCCESS);
+  return result;
 }
 
 CUresult cuCtxSynchronize(void) {

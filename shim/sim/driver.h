@@ -15,6 +15,8 @@
 #include <cuda.h>
 #pragma GCC visibility pop
 
+#include <pthread.h>
+
 #include "books.h"
 
 struct CUctx_st {
@@ -27,6 +29,8 @@ struct CUctx_st {
   size_t limits[11];    /* by CUlimit, context_memory.h */
   uint64_t limit_bytes; /* what they cost beyond the base */
   uint64_t code_bytes;
+  struct CUstream_st *legacy; /* made at its first use */
+  uint64_t blocking_end;      /* place of all work of the streams that the legacy one waits for */
 };
 
 struct primary {
@@ -47,9 +51,13 @@ struct driver {
 extern struct driver driver;
 
 /* Lock the driver. CUDA_ERROR_NOT_INITIALIZED before cuInit and in the child of a fork after it,
- * CUDA_ERROR_DEINITIALIZED while the process exits; the lock is held only on CUDA_SUCCESS. */
+ * CUDA_ERROR_DEINITIALIZED while the process exits, NOT_PERMITTED in a host function; the lock is held only
+ * on CUDA_SUCCESS. */
 CUresult driver_enter(void);
 void driver_unlock(void);
+
+/* Release the lock, wait for news (for `ns` at most; 0 = for ever), take it again. */
+void driver_wait(pthread_cond_t *news, uint64_t ns);
 
 static inline CUresult driver_leave(CUresult result) {
   driver_unlock();
@@ -64,6 +72,9 @@ const struct sim_gpu *driver_gpu(CUdevice device);
  * UNKNOWN if its GPU fell off the bus. */
 CUresult context_current(CUcontext *context);
 bool context_is_live(CUcontext context);
+
+/* Its GPU fell off the bus. */
+bool context_is_lost(CUcontext context);
 
 /* Free all allocations of the context. */
 void memory_forget(CUcontext context);

@@ -15,8 +15,10 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "schedule_layout.h"
+
 #define SIM_MAGIC    0x314d495351494c41ULL /* "ALIQSIM1" */
-#define SIM_LAYOUT   2U
+#define SIM_LAYOUT   3U
 #define SIM_GPUS     16U
 #define SIM_SLOTS    2048U /* slot 0 stands for nobody */
 #define SIM_GROUPS   512U  /* group 0 stands for none */
@@ -122,6 +124,8 @@ struct sim_state {
   _Alignas(64) struct sim_gpu gpu[SIM_GPUS];
   struct sim_group group[SIM_GROUPS];
   struct sim_slot slot[SIM_SLOTS];
+  struct sim_schedule schedule[SIM_GPUS];
+  struct sim_pace pace[SIM_SLOTS][SIM_GPUS];
 };
 
 #endif

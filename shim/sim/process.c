@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "driver.h"
+#include "stream.h"
 
 struct driver driver;
 
@@ -26,6 +26,9 @@ CUresult driver_enter(void) {
   if (in_forked_child()) {
     return CUDA_ERROR_NOT_INITIALIZED;
   }
+  if (work_in_callback()) {
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
   pthread_mutex_lock(&lock);
   if (phase == READY) {
     return CUDA_SUCCESS;
@@ -36,6 +39,16 @@ CUresult driver_enter(void) {
 
 void driver_unlock(void) {
   pthread_mutex_unlock(&lock);
+}
+
+void driver_wait(pthread_cond_t *news, uint64_t ns) {
+  if (ns == 0) {
+    pthread_cond_wait(news, &lock);
+    return;
+  }
+  uint64_t until = schedule_now() + ns;
+  struct timespec at = {.tv_sec = (time_t)(until / 1000000000ULL), .tv_nsec = (long)(until % 1000000000ULL)};
+  pthread_cond_timedwait(news, &lock, &at);
 }
 
 static bool mark_process(void) {

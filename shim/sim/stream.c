@@ -1,100 +1,150 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Streams and events. Work is done at once, so a stream is a name and an event
- * is the time at which it was recorded.
+ * Streams: what they are, and waiting for them.
  */
+#include <stdlib.h>
+
+#include "capture.h"
+#include "pool.h"
 #include "stream.h"
 
-#include <stdlib.h>
-#include <time.h>
-
-#include "pool.h"
-
 #define STREAM_MARK 0x4d525453U
-#define EVENT_MARK  0x544e5645U
 
-/* Destroyed objects keep their memory for the next ones: a stale handle is seen as such. */
-struct CUstream_st {
-  uint32_t mark; /* 0 = destroyed */
-  unsigned flags;
-  int priority;
-  CUcontext context;
-  uint64_t serial; /* of the context */
-  struct CUstream_st *next;
-};
+static CUstream all_streams;
 
-struct CUevent_st {
-  uint32_t mark;
-  unsigned flags;
-  bool recorded;
-  struct timespec time;
-  CUcontext context;
-  struct CUevent_st *next;
-};
+CUstream stream_first(void) {
+  return all_streams;
+}
 
-static struct CUstream_st *free_streams;
-static struct CUevent_st *free_events;
-
-static CUresult enter_context(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
+bool stream_is_blocking(const struct CUstream_st *stream) {
+  return !(stream->flags & CU_STREAM_NON_BLOCKING);
 }
 
 static bool is_default(CUstream stream) {
   return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
-CUresult stream_owner(CUstream stream, CUcontext *context) {
-  if (is_default(stream)) {
-    return context_current(context);
+static CUstream make(enum stream_kind kind, CUcontext context, unsigned flags, int priority) {
+  CUstream stream = all_streams;
+  while (stream && (stream->mark != 0 || stream->waiting > 0)) {
+    stream = stream->next;
   }
-  if (stream->mark != STREAM_MARK || stream->serial != stream->context->serial) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
-  *context = stream->context;
-  return CUDA_SUCCESS;
-}
-
-/* Lock the driver; fail unless there is a context for the stream. */
-static CUresult enter_stream(CUstream stream) {
-  CUcontext context;
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = stream_owner(stream, &context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
-}
-
-static bool is_event(CUevent event) {
-  return event && event->mark == EVENT_MARK;
-}
-
-CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority) {
-  CUcontext context;
-  CUresult result = enter_context(&context);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!phStream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) != 0) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  struct CUstream_st *stream = free_streams ? free_streams : calloc(1, sizeof *stream);
   if (!stream) {
-    return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    stream = calloc(1, sizeof *stream);
+    if (!stream) {
+      return NULL;
+    }
+    stream->next = all_streams;
+    all_streams = stream;
   }
-  free_streams = stream->next;
+  free(stream->ends);
   *stream = (struct CUstream_st){.mark = STREAM_MARK,
+                                 .kind = kind,
                                  .flags = flags,
                                  .priority = priority > 0    ? 0
                                              : priority < -5 ? -5
                                                              : priority,
                                  .context = context,
-                                 .serial = context->serial};
+                                 .serial = context->serial,
+                                 .id = ++driver.serial,
+                                 .next = stream->next};
+  return stream;
+}
+
+static bool is_live(const struct CUstream_st *stream) {
+  return stream->mark == STREAM_MARK && stream->serial == stream->context->serial;
+}
+
+/* Threads get numbers that are never used again, unlike their ids. */
+static uint64_t this_thread(void) {
+  static _Thread_local uint64_t number;
+  if (number == 0) {
+    number = ++driver.serial;
+  }
+  return number;
+}
+
+static CUstream thread_stream(CUcontext context) {
+  static _Thread_local CUstream mine;
+  uint64_t thread = this_thread();
+  if (mine && mine->thread == thread && mine->context == context && is_live(mine)) {
+    return mine;
+  }
+  for (CUstream stream = all_streams; stream; stream = stream->next) {
+    if (stream->kind == STREAM_THREAD && stream->thread == thread && stream->context == context &&
+        is_live(stream)) {
+      return mine = stream;
+    }
+  }
+  mine = make(STREAM_THREAD, context, 0, 0);
+  if (mine) {
+    mine->thread = thread;
+  }
+  return mine;
+}
+
+static CUstream legacy_stream(CUcontext context) {
+  if (!context->legacy) {
+    context->legacy = make(STREAM_LEGACY, context, 0, 0);
+  }
+  return context->legacy;
+}
+
+CUresult stream_find(CUstream handle, bool per_thread, CUstream *stream) {
+  if (!is_default(handle)) {
+    *stream = handle;
+    return !is_live(handle)                   ? CUDA_ERROR_INVALID_HANDLE
+           : context_is_lost(handle->context) ? CUDA_ERROR_UNKNOWN
+                                              : CUDA_SUCCESS;
+  }
+  CUcontext context;
+  CUresult result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  bool thread = handle == CU_STREAM_PER_THREAD || (!handle && per_thread);
+  *stream = thread ? thread_stream(context) : legacy_stream(context);
+  return *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult stream_owner(CUstream handle, CUcontext *context) {
+  CUstream stream;
+  CUresult result = stream_find(handle, false, &stream);
+  if (result == CUDA_SUCCESS) {
+    *context = stream->context;
+  }
+  return result;
+}
+
+/* Lock the driver and find the stream. */
+static CUresult enter(CUstream handle, bool per_thread, CUstream *stream) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  result = stream_find(handle, per_thread, stream);
+  return result == CUDA_SUCCESS ? result : driver_leave(result);
+}
+
+/* --- making and ending --- */
+
+CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority) {
+  CUcontext context;
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
+  if (!phStream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) != 0) {
+    return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  CUstream stream = make(STREAM_MADE, context, flags, priority);
+  if (!stream) {
+    return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+  }
   *phStream = stream;
   return driver_leave(CUDA_SUCCESS);
 }
@@ -103,17 +153,17 @@ CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags) {
   return cuStreamCreateWithPriority(phStream, Flags, 0);
 }
 
+/* Work in the stream goes on. */
 CUresult cuStreamDestroy_v2(CUstream hStream) {
   CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  if (is_default(hStream) || hStream->mark != STREAM_MARK) {
+  if (is_default(hStream) || hStream->mark != STREAM_MARK || hStream->kind != STREAM_MADE) {
     return driver_leave(CUDA_ERROR_INVALID_HANDLE);
   }
+  capture_abandon(hStream);
   hStream->mark = 0;
-  hStream->next = free_streams;
-  free_streams = hStream;
   return driver_leave(CUDA_SUCCESS);
 }
 
@@ -121,206 +171,161 @@ CUresult cuStreamDestroy(CUstream hStream) {
   return cuStreamDestroy_v2(hStream);
 }
 
-static CUresult touch(CUstream stream) {
-  CUresult result = enter_stream(stream);
-  if (result != CUDA_SUCCESS) {
-    return result;
+/* --- waiting --- */
+
+/* Asking a captured stream is an error that spoils the capture. */
+static CUresult may_ask(CUstream stream) {
+  if (capture_spoil(stream)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  pools_synchronized();
-  return driver_leave(CUDA_SUCCESS);
+  if (stream->kind == STREAM_LEGACY && capture_spoil_implicit(stream)) {
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  }
+  return capture_forbids_unsafe() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+static CUresult synchronize(CUstream handle, bool per_thread) {
+  CUstream stream;
+  CUresult result;
+  uint64_t id = 0;
+  while ((result = enter(handle, per_thread, &stream)) == CUDA_SUCCESS) {
+    if (id != 0 && stream->id != id) {
+      return driver_leave(CUDA_ERROR_INVALID_HANDLE); /* destroyed while we waited */
+    }
+    id = stream->id;
+    result = may_ask(stream);
+    if (result != CUDA_SUCCESS) {
+      return driver_leave(result);
+    }
+    if (stream_is_done(stream)) {
+      pools_synchronized();
+      return driver_leave(CUDA_SUCCESS);
+    }
+    uint64_t left = stream_left_ns(stream);
+    driver_unlock();
+    work_pause(left);
+  }
+  return result;
 }
 
 CUresult cuStreamSynchronize(CUstream hStream) {
-  return touch(hStream);
+  return synchronize(hStream, false);
 }
 CUresult cuStreamSynchronize_ptsz(CUstream hStream) {
-  return touch(hStream);
+  return synchronize(hStream, true);
 }
+
+static CUresult query(CUstream handle, bool per_thread) {
+  CUstream stream;
+  CUresult result = enter(handle, per_thread, &stream);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  result = may_ask(stream);
+  if (result == CUDA_SUCCESS && !stream_is_done(stream)) {
+    return driver_leave(CUDA_ERROR_NOT_READY);
+  }
+  if (result == CUDA_SUCCESS) {
+    pools_synchronized();
+  }
+  return driver_leave(result);
+}
+
 CUresult cuStreamQuery(CUstream hStream) {
-  return touch(hStream);
+  return query(hStream, false);
 }
 CUresult cuStreamQuery_ptsz(CUstream hStream) {
-  return touch(hStream);
+  return query(hStream, true);
 }
 
-static CUresult stream_context(CUstream stream, CUcontext *pctx) {
-  CUresult result = enter_stream(stream);
+static CUresult wait_event(CUstream handle, bool per_thread, CUevent event, unsigned flags) {
+  CUstream stream;
+  CUresult result = enter(handle, per_thread, &stream);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  if (!pctx) {
+  if (!event_is_live(event)) {
+    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+  }
+  if (flags != CU_EVENT_WAIT_DEFAULT && flags != CU_EVENT_WAIT_EXTERNAL) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
-  if (is_default(stream)) {
-    return driver_leave(context_current(pctx));
+  if (capture_of(stream) || event->capture) {
+    return driver_leave(capture_wait(stream, event, flags == CU_EVENT_WAIT_EXTERNAL));
   }
-  *pctx = stream->context;
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
-  return stream_context(hStream, pctx);
-}
-CUresult cuStreamGetCtx_ptsz(CUstream hStream, CUcontext *pctx) {
-  return stream_context(hStream, pctx);
-}
-
-static CUresult stream_flags(CUstream stream, unsigned *flags) {
-  CUresult result = enter_stream(stream);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!flags) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  *flags = is_default(stream) ? 0 : stream->flags;
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuStreamGetFlags(CUstream hStream, unsigned int *flags) {
-  return stream_flags(hStream, flags);
-}
-CUresult cuStreamGetFlags_ptsz(CUstream hStream, unsigned int *flags) {
-  return stream_flags(hStream, flags);
-}
-
-static CUresult stream_priority(CUstream stream, int *priority) {
-  CUresult result = enter_stream(stream);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!priority) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  *priority = is_default(stream) ? 0 : stream->priority;
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuStreamGetPriority(CUstream hStream, int *priority) {
-  return stream_priority(hStream, priority);
-}
-CUresult cuStreamGetPriority_ptsz(CUstream hStream, int *priority) {
-  return stream_priority(hStream, priority);
-}
-
-static CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
-  CUresult result = enter_stream(stream);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  bool valid = flags == CU_EVENT_WAIT_DEFAULT || flags == CU_EVENT_WAIT_EXTERNAL;
-  return driver_leave(!is_event(event) ? CUDA_ERROR_INVALID_HANDLE
-                      : valid          ? CUDA_SUCCESS
-                                       : CUDA_ERROR_INVALID_VALUE);
+  return driver_leave(work_wait(stream, event));
 }
 
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
-  return wait_event(hStream, hEvent, Flags);
+  return wait_event(hStream, false, hEvent, Flags);
 }
 CUresult cuStreamWaitEvent_ptsz(CUstream hStream, CUevent hEvent, unsigned int Flags) {
-  return wait_event(hStream, hEvent, Flags);
+  return wait_event(hStream, true, hEvent, Flags);
 }
 
-CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags) {
-  const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
-  CUcontext context;
-  CUresult result = enter_context(&context);
+static CUresult host(CUstream handle, bool per_thread, CUhostFn function, CUstreamCallback callback,
+                     void *argument) {
+  CUstream stream;
+  CUresult result = enter(handle, per_thread, &stream);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  if (!phEvent || (Flags & ~known) != 0) {
+  if (!function && !callback) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
-  struct CUevent_st *event = free_events ? free_events : calloc(1, sizeof *event);
-  if (!event) {
-    return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+  if (stream_blocked_by_capture(stream)) {
+    capture_spoil_implicit(stream);
+    return driver_leave(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   }
-  free_events = event->next;
-  *event = (struct CUevent_st){.mark = EVENT_MARK, .flags = Flags, .context = context};
-  *phEvent = event;
-  return driver_leave(CUDA_SUCCESS);
+  if (capture_of(stream)) {
+    if (callback) {
+      capture_spoil(stream);
+      return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* cuda.h: may not be captured */
+    }
+    return driver_leave(capture_host(stream, function, argument));
+  }
+  return driver_leave(work_host(stream, function, callback, argument));
 }
 
-CUresult cuEventDestroy_v2(CUevent hEvent) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!is_event(hEvent)) {
-    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-  }
-  hEvent->mark = 0;
-  hEvent->next = free_events;
-  free_events = hEvent;
-  return driver_leave(CUDA_SUCCESS);
+CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData) {
+  return host(hStream, false, fn, NULL, userData);
+}
+CUresult cuLaunchHostFunc_ptsz(CUstream hStream, CUhostFn fn, void *userData) {
+  return host(hStream, true, fn, NULL, userData);
+}
+CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData,
+                             unsigned int flags) {
+  return flags ? CUDA_ERROR_INVALID_VALUE : host(hStream, false, NULL, callback, userData);
+}
+CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback callback, void *userData,
+                                  unsigned int flags) {
+  return flags ? CUDA_ERROR_INVALID_VALUE : host(hStream, true, NULL, callback, userData);
 }
 
-CUresult cuEventDestroy(CUevent hEvent) {
-  return cuEventDestroy_v2(hEvent);
-}
+/* --- asking what a stream is --- */
 
-static CUresult record(CUevent event, CUstream stream, unsigned flags) {
-  CUresult result = enter_stream(stream);
-  if (result != CUDA_SUCCESS) {
-    return result;
+#define ASK(NAME, TYPE, EXPRESSION)                                                                          \
+  static CUresult ask_##NAME(CUstream handle, bool per_thread, TYPE *output) {                               \
+    CUstream stream;                                                                                         \
+    CUresult result = enter(handle, per_thread, &stream);                                                    \
+    if (result != CUDA_SUCCESS) {                                                                            \
+      return result;                                                                                         \
+    }                                                                                                        \
+    if (!output) {                                                                                           \
+      return driver_leave(CUDA_ERROR_INVALID_VALUE);                                                         \
+    }                                                                                                        \
+    *output = (EXPRESSION);                                                                                  \
+    return driver_leave(CUDA_SUCCESS);                                                                       \
+  }                                                                                                          \
+  CUresult NAME(CUstream hStream, TYPE *output) {                                                            \
+    return ask_##NAME(hStream, false, output);                                                               \
+  }                                                                                                          \
+  CUresult NAME##_ptsz(CUstream hStream, TYPE *output) {                                                     \
+    return ask_##NAME(hStream, true, output);                                                                \
   }
-  if (!is_event(event)) {
-    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-  }
-  if (flags > CU_EVENT_RECORD_EXTERNAL) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  clock_gettime(CLOCK_MONOTONIC, &event->time);
-  event->recorded = true;
-  return driver_leave(CUDA_SUCCESS);
-}
 
-CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
-  return record(hEvent, hStream, 0);
-}
-CUresult cuEventRecord_ptsz(CUevent hEvent, CUstream hStream) {
-  return record(hEvent, hStream, 0);
-}
-CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
-  return record(hEvent, hStream, flags);
-}
-CUresult cuEventRecordWithFlags_ptsz(CUevent hEvent, CUstream hStream, unsigned int flags) {
-  return record(hEvent, hStream, flags);
-}
-
-CUresult cuEventQuery(CUevent hEvent) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!is_event(hEvent)) {
-    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-  }
-  pools_synchronized();
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuEventSynchronize(CUevent hEvent) {
-  return cuEventQuery(hEvent);
-}
-
-CUresult cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!pMilliseconds) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  if (!is_event(hStart) || !is_event(hEnd) || !hStart->recorded || !hEnd->recorded ||
-      ((hStart->flags | hEnd->flags) & CU_EVENT_DISABLE_TIMING)) {
-    return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-  }
-  *pMilliseconds = (float)((double)(hEnd->time.tv_sec - hStart->time.tv_sec) * 1e3 +
-                           (double)(hEnd->time.tv_nsec - hStart->time.tv_nsec) / 1e6);
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd) {
-  return cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
-}
+ASK(cuStreamGetCtx, CUcontext, stream->context)
+ASK(cuStreamGetFlags, unsigned int, stream->flags)
+ASK(cuStreamGetPriority, int, stream->priority)
+ASK(cuStreamGetId, unsigned long long, stream->id)
+ASK(cuStreamGetDevice, CUdevice, (CUdevice)stream->context->device)

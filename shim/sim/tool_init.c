@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "profiles.h"
+#include "schedule.h"
 #include "shared.h"
 #include "tool.h"
 
@@ -54,6 +55,7 @@ static void describe(struct sim_state *state, const struct tool_options *options
     gpu->pci_bus = 0x0f + 0x10 * i;
     gpu->numa_node = (int32_t)(2 * i / options->gpus);
     gpu->minor = i;
+    atomic_store(&state->schedule[i].slice_ns, SCHEDULE_SLICE_NS);
     gpu->context_bytes = options->context_bytes ? options->context_bytes : usual;
   }
 }
