@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "driver_api.h"
+#include "nvml_api.h"
 
 enum { BATCHES = 101, CALLS = 500, LIVE = 100000 };
 
