@@ -4,7 +4,7 @@
  */
 #include "memory.h"
 
-#include "context_memory.h"
+#include "array.h"
 #include "graph_memory.h"
 #include "pool.h"
 #include "profiles.h"
@@ -13,8 +13,7 @@
 #define GRAIN 512ULL /* small allocations are packed at this step */
 #define PITCH 512ULL
 
-/* From 2 MiB on an allocation has pages of its own, below it shares pages with others of its process. */
-static struct books_delta charge(size_t size) {
+struct books_delta memory_allocation(size_t size) {
   if (size >= SIM_PAGE) {
     return (struct books_delta){.pages = (int64_t)((size + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE),
                                 .requested = (int64_t)size};
@@ -23,8 +22,8 @@ static struct books_delta charge(size_t size) {
                               .requested = (int64_t)size};
 }
 
-static struct books_delta refund(size_t size) {
-  struct books_delta delta = charge(size);
+struct books_delta memory_refund(size_t size) {
+  struct books_delta delta = memory_allocation(size);
   return (struct books_delta){.pages = -delta.pages, .packed = -delta.packed, .requested = -delta.requested};
 }
 
@@ -56,7 +55,7 @@ static CUresult allocate(size_t size, bool low, struct space_block **taken) {
   if (!block) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  if (!memory_charge(context->gpu, charge(size))) {
+  if (!memory_charge(context->gpu, memory_allocation(size))) {
     space_give(block);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -67,7 +66,7 @@ static CUresult allocate(size_t size, bool low, struct space_block **taken) {
 
 static void release(struct space_block *block) {
   CUcontext context = block->owner;
-  books_change(&driver.books, context->gpu, refund(block->size));
+  books_change(&driver.books, context->gpu, memory_refund(block->size));
   space_give(block);
 }
 
@@ -330,5 +329,7 @@ static void release_if_owned(struct space_block *block, void *context) {
 }
 
 void memory_forget(CUcontext context) {
+  arrays_forget(context);
+  mipmaps_forget(context);
   space_each(release_if_owned, context);
 }

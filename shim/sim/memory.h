@@ -21,6 +21,11 @@ static inline struct books_delta memory_pages(int64_t bytes) {
   return (struct books_delta){.pages = bytes, .requested = bytes};
 }
 
+/* What cuMemAlloc charges: from 2 MiB on an allocation has pages of its own, below it shares pages with
+ * others of its process; and the opposite. */
+struct books_delta memory_allocation(size_t size);
+struct books_delta memory_refund(size_t size);
+
 static inline uint64_t memory_round(uint64_t bytes, uint64_t step) {
   return (bytes + step - 1) / step * step;
 }
