@@ -178,6 +178,48 @@ void *aq_resolve(enum aq_id id) {
   return __atomic_load_n(&aq_real_address[id], __ATOMIC_ACQUIRE);
 }
 
+static const struct {
+  const char *base;
+  enum aq_id id;
+  int version;
+} abis[] = {
+#define AQ_ABI(symbol, base, version) {#base, AQ_ID_##symbol, version},
+#include "abis.def"
+#undef AQ_ABI
+};
+
+static void *ask_driver(const char *base, int version, uint64_t flags) {
+  void *address = NULL;
+  CUdriverProcAddressQueryResult status;
+  CUresult result = CUDA_ERROR_NOT_FOUND;
+  if (AQ_REAL(cuGetProcAddress_v2))
+    result = AQ_REAL(cuGetProcAddress_v2)(base, &address, version, flags, &status);
+  else if (AQ_REAL(cuGetProcAddress))
+    result = AQ_REAL(cuGetProcAddress)(base, &address, version, flags);
+  return result == CUDA_SUCCESS ? address : NULL;
+}
+
+/* Oldest first: a driver that lacks an ABI answers with the one before, which is known by then. */
+void aq_driver_learn(const char *name) {
+  for (size_t i = 0; i < sizeof(abis) / sizeof(abis[0]); i++) {
+    const struct aq_entry *entry = &aq_entries[abis[i].id];
+    size_t length = strlen(entry->name);
+    if (strcmp(abis[i].base, name) != 0)
+      continue;
+    bool per_thread = length > 5 && !strncmp(entry->name + length - 5, "_pt", 3);
+    uint64_t flags = per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    void *address = ask_driver(name, abis[i].version, flags);
+    pthread_mutex_lock(&lock);
+    if (address && !aq_hook_of(address)) {
+      void *none = NULL;
+      __atomic_compare_exchange_n(&aq_real_address[abis[i].id], &none, address, false, __ATOMIC_RELEASE,
+                                  __ATOMIC_RELAXED);
+      aq_hook_map_add(address, entry->hook);
+    }
+    pthread_mutex_unlock(&lock);
+  }
+}
+
 void *aq_hook_of_unwritable(const void *handle, const char *name) {
   for (int library = 0; library < AQ_LIBRARIES; library++) {
     if (!drivers[library].unwritable || drivers[library].handle != handle)

@@ -24,6 +24,10 @@ void *aq_hook_of(const void *address);
 /* True if some version of the base name `name` (cuMemAlloc) is hooked. */
 bool aq_base_is_hooked(const char *name);
 
+/* For a driver whose cuGetProcAddress answers with addresses that it does not export: asks it for each
+ * hooked ABI of the base name `name`, so that aq_hook_of knows them. */
+void aq_driver_learn(const char *name);
+
 /* A hook for `name` in the driver `handle` whose table could not be rewritten; else NULL. */
 void *aq_hook_of_unwritable(const void *handle, const char *name);
 

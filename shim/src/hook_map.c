@@ -10,9 +10,9 @@
 
 #include "driver.h"
 
-enum { PLACES = 1024, NAME_PLACES = 512 };
+enum { PLACES = 2048, NAME_PLACES = 1024 };
 
-_Static_assert(AQ_COUNT * 2 < NAME_PLACES, "hash tables stay half empty");
+_Static_assert(AQ_COUNT * 2 < NAME_PLACES, "hash tables stay half empty, addresses learned included");
 
 static struct {
   const void *address;

@@ -23,16 +23,22 @@ CUresult cuInit(unsigned int flags) {
 }
 
 /* The driver chose by name, version and flags; we only replace the address. An address that
- * we do not know, for a name that we hook, is an ABI newer than this library: not for a
- * limited program to have. */
+ * we do not know, for a name that we hook, is one that the driver does not export, or an ABI newer
+ * than this library: not for a limited program to have. */
 static CUresult route(const char *symbol, void **pfn) {
   if (!pfn || !*pfn)
     return CUDA_SUCCESS;
   void *hook = aq_hook_of(*pfn);
-  if (hook)
-    *pfn = hook;
-  if (hook || !symbol || !aq_base_is_hooked(symbol))
+  if (!hook && (!symbol || !aq_base_is_hooked(symbol)))
     return CUDA_SUCCESS;
+  if (!hook) {
+    aq_driver_learn(symbol);
+    hook = aq_hook_of(*pfn);
+  }
+  if (hook) {
+    *pfn = hook;
+    return CUDA_SUCCESS;
+  }
   *pfn = NULL;
   return CUDA_ERROR_NOT_FOUND;
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way to a symbol leads to a hook, or to exactly what the driver would have given."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Final
 
 import pytest
 
+from shim import abis
 from shim.tests import shares
 from shim.tests.conftest import Clients
 from shim.tests.probe import NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS, Probe
-from shim.tests.sandbox import MIB, SHIM, SIM, Sandbox
+from shim.tests.sandbox import MIB, ROOT, SHIM, SIM, Sandbox
 
 Start = Callable[..., Probe]
 LIMIT: Final = 512 * MIB
@@ -131,6 +133,64 @@ def test_proc_address_of_all_versions_and_flags(
                 assert ours.result == theirs.result, where
                 assert ours.cells.get(11) == theirs.cells.get(11), where
                 assert (ours.cells.get(10) in (None, 0)) == (theirs.cells.get(10) in (None, 0)), where
+
+
+@pytest.fixture
+def hidden_driver(clients: Clients, tmp_path: Path) -> str:
+    """A folder with a driver whose cuGetProcAddress answers with addresses that it does not export."""
+    folder = tmp_path / "hidden"
+    folder.mkdir()
+    objects = {path.stem: path for path in (SIM / "obj").glob("*.o")}
+    names = set(re.findall(r"^AQ_ABI\((\w+)", (ROOT / "shim/src/abis.def").read_text(), re.MULTILINE))
+    jumps = "".join(
+        f".globl hidden_{name}\n.hidden hidden_{name}\nhidden_{name}: endbr64\n jmp {name}\n"
+        for name in names
+    )
+    (folder / "jumps.S").write_text(f'{jumps}.section .note.GNU-stack,"",@progbits\n')
+    renamed = [f"--redefine-sym={name}=hidden_{name}" for name in names]
+    subprocess.run(["objcopy", *renamed, str(objects["cuda_table"]), str(folder / "table.o")], check=True)
+    rest = [
+        str(path) for stem, path in objects.items() if not stem.startswith(("nvml", "tool", "cuda_table"))
+    ]
+    subprocess.run(
+        ["cc", "-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
+         "-o", str(folder / "libcuda.so.1"), *rest, str(folder / "table.o"), str(folder / "jumps.S")],
+        check=True, timeout=60,
+    )  # fmt: skip
+    return str(folder)
+
+
+def test_addresses_that_the_driver_does_not_export_lead_to_the_hooks(
+    node: Sandbox, share: Path, clients: Clients, start: Start, hidden_driver: str
+) -> None:
+    env = node.environment() | {"LD_LIBRARY_PATH": f"{hidden_driver}:{SIM}"}
+    for way in ("proc-address", "proc-address-11", "handle"):
+        out = node.run(clients.build("ways", "-ldl"), way, env=env).stdout
+        assert out == f"{SHIM} {OUT_OF_MEMORY}\n", way
+    probe, usual = start(node, env=env), start(node)
+    for base, version, flags in _hooked_abis():
+        for one in (probe, usual):
+            one.reset(10)
+        answers = [
+            one.call("cuGetProcAddress_v2", f"={base}", "&10", version, flags, "&11").result
+            for one in (probe, usual)
+        ]
+        assert answers[0] == answers[1]
+        if answers[1] != SUCCESS:
+            continue  # newer than the simulated driver
+        names = [one.command("!symbol 10") for one in (probe, usual)]
+        assert names[0] == names[1], f"{base} {version} {flags}"
+        assert names[0].startswith(base)
+
+
+def _hooked_abis() -> list[tuple[str, int, int]]:
+    """Name, version and flags to ask for each ABI that is hooked."""
+    rows = re.findall(r"^AQ_ABI\((\w+), (\w+), (\d+)\)", (ROOT / "shim/src/abis.def").read_text(), re.M)
+    return [(base, int(version), 2 if "_pt" in symbol[-5:] else 1) for symbol, base, version in rows]
+
+
+def test_table_of_abis_is_that_of_the_newest_headers() -> None:
+    assert abis.TABLE.read_text() == abis.table(), "python -m shim.abis"
 
 
 def test_missing_symbols_stay_missing(node: Sandbox, share: Path, start: Start) -> None:

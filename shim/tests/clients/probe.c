@@ -105,6 +105,10 @@ static void builtin(char **words, int count) {
     printf("0\n");
   } else if (!strcmp(words[0], "!cell") && count == 2) {
     printf("%llu\n", (unsigned long long)cells[strtoul(words[1], NULL, 0) % CELLS]);
+  } else if (!strcmp(words[0], "!symbol") && count == 2) { /* whose address a cell holds */
+    Dl_info info = {0};
+    dladdr((void *)(uintptr_t)cells[strtoul(words[1], NULL, 0) % CELLS], &info);
+    printf("%s\n", info.dli_sname ? info.dli_sname : "nobody");
   } else if (!strcmp(words[0], "!address") && count == 2) {
     printf("%llu\n", (unsigned long long)(uintptr_t)&cells[strtoul(words[1], NULL, 0) % CELLS]);
   } else if (!strcmp(words[0], "!close")) {
