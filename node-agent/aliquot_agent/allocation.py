@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from aliquot_agent.errors import NotOurs, Refused
 from aliquot_api import config, quantity
-from aliquot_api.config import ShareConfig, Sharing
+from aliquot_api.config import OverQuota, ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_api.names import CAPACITY_CORES, CAPACITY_MEMORY, CAPACITY_SHARES, DRIVER
 
 _SHARE_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
 _SOURCES: Final = ("FromClass", "FromClaim")
 _CONFIG_FIELD: Final = "status.allocation.devices.config"
 
@@ -33,6 +35,10 @@ class Result:
     cores_percent: int
     shares: int
     sharing: Sharing
+    class_over_quota: OverQuota | None
+    """What the DeviceClass says."""
+    claim_over_quota: OverQuota | None
+    """What the claim says."""
 
 
 def own_results(claim: Mapping[str, Any], *, uid: str, node: str) -> tuple[Result, ...]:
@@ -59,6 +65,12 @@ def own_results(claim: Mapping[str, Any], *, uid: str, node: str) -> tuple[Resul
     return parsed
 
 
+def pod_claim_name(claim: Mapping[str, Any]) -> str:
+    """The name by which a pod's spec knows a claim that was made from a template; else empty."""
+    name = (claim["metadata"].get("annotations") or {}).get(_POD_CLAIM, "")
+    return str(name) if _LABEL.fullmatch(str(name)) else ""
+
+
 def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[str, Any]]) -> Result:
     device, pool, request = str(result["device"]), str(result["pool"]), str(result["request"])
     if pool != node:
@@ -72,6 +84,8 @@ def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[s
             f"the allocation of device {device} has no shareID or no consumedCapacity[{CAPACITY_MEMORY}]: "
             "it was made by a scheduler without consumable capacity, and does not say how much may be used"
         )
+    if not _LABEL.fullmatch(request.partition("/")[0]):
+        raise Refused(f"request {request!r} has no name that Kubernetes gives")
     if not _SHARE_ID.fullmatch(str(share)):
         raise Refused(f"shareID {share!r} is no UUID")
     return Result(
@@ -82,12 +96,14 @@ def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[s
         memory_bytes=_amount(consumed, CAPACITY_MEMORY, default="0"),
         cores_percent=_amount(consumed, CAPACITY_CORES, default="0"),
         shares=_amount(consumed, CAPACITY_SHARES, default="1"),
-        sharing=_sharing(configs, request=request),
+        sharing=_sharing(_config(configs, request=request), request=request),
+        class_over_quota=_config(configs, request=request, sources=_SOURCES[:1]).over_quota,
+        claim_over_quota=_config(configs, request=request, sources=_SOURCES[1:]).over_quota,
     )
 
 
-def _sharing(configs: Sequence[Mapping[str, Any]], *, request: str) -> Sharing:
-    sharing = _config(configs, request=request).sharing or Sharing.SHIM
+def _sharing(config: ShareConfig, *, request: str) -> Sharing:
+    sharing = config.sharing or Sharing.SHIM
     if sharing in (Sharing.TIMESLICE, Sharing.MPS):
         raise Refused(f"request {request} asks for sharing {sharing}, which this node does not offer")
     return sharing
@@ -100,15 +116,17 @@ def _amount(consumed: Mapping[str, str], name: str, *, default: str) -> int:
         raise Refused(str(error)) from error
 
 
-def _config(configs: Sequence[Mapping[str, Any]], *, request: str) -> ShareConfig:
-    """The configuration that counts for `request`."""
+def _config(
+    configs: Sequence[Mapping[str, Any]], *, request: str, sources: Sequence[str] = _SOURCES
+) -> ShareConfig:
+    """The configuration that counts for `request`, or the part of it that `sources` state."""
     stated: dict[str, list[ShareConfig]] = {source: [] for source in _SOURCES}
     try:
         for index, entry in enumerate(configs):
             opaque, source = entry.get("opaque") or {}, entry.get("source")
             names = entry.get("requests") or []
             applies = not names or request in names or request.partition("/")[0] in names
-            if source in stated and opaque.get("driver") == DRIVER and applies:
+            if source in sources and opaque.get("driver") == DRIVER and applies:
                 field = f"{_CONFIG_FIELD}[{index}].opaque.parameters"
                 stated[str(source)].append(config.decode(opaque.get("parameters"), field=field))
         by_class, by_claim = (stated[source] for source in _SOURCES)

@@ -25,7 +25,7 @@ def misfit(
     held = [share for claim in others for share in claim.shares if share.device == device]
     both = [*held, *ours]
     for name, taken, limit, unit in (
-        ("memory", sum(share.memory_bytes for share in both) // MIB, room.memory_bytes // MIB, "Mi"),
+        ("memory", sum(share.taken_bytes for share in both) // MIB, room.memory_bytes // MIB, "Mi"),
         ("cores", sum(share.cores_percent for share in both), CORES, "%"),
         ("shares", sum(share.shares for share in both), room.shares, ""),
     ):
@@ -40,9 +40,26 @@ def misfit(
     return None
 
 
+def missing_bytes(
+    device: str, *, room: Room, wanted: Iterable[PreparedShare], others: Iterable[PreparedClaim]
+) -> int:
+    """How much memory `wanted` lacks on `device` beside what `others` hold there; 0 when it has room."""
+    held = [*(share for claim in others for share in claim.shares), *wanted]
+    taken = sum(share.taken_bytes for share in held if share.device == device)
+    return max(0, taken - room.memory_bytes)
+
+
 def held_whole(claims: Iterable[PreparedClaim]) -> dict[str, int]:
     """Memory that was handed out of each device that is held whole."""
     return {share.device: share.memory_bytes for claim in claims for share in claim.shares if share.whole}
+
+
+def taken(claims: Iterable[PreparedClaim]) -> dict[str, int]:
+    """Memory that prepared shares hold of each device, growth included."""
+    sums: dict[str, int] = {}
+    for share in (share for claim in claims for share in claim.shares):
+        sums[share.device] = sums.get(share.device, 0) + share.taken_bytes
+    return sums
 
 
 def sharers(claims: Iterable[PreparedClaim], *, devices: Iterable[str], but: str) -> list[PreparedClaim]:

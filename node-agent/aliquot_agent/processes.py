@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc tells about a process by its host pid: who it is in its own pid namespace, what it was given."""
+"""What /proc tells about a process by its host pid: who and where it is, and what it was given."""
 
 import re
 from dataclasses import dataclass
@@ -10,6 +10,11 @@ from aliquot_api.names import CONTAINER_SHARES_DIR
 
 _POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 """In a cgroup's path: `pod<uid>`, or `pod<uid with underscores>.slice` where systemd makes them."""
+_CONTAINER: Final = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
+"""`<id>` (cgroupfs), `cri-containerd-<id>.scope`, `crio-<id>.scope`, `…:cri-containerd:<id>`."""
+_LIBRARY: Final = "libaliquot.so"
+_NAME_LIMIT: Final = 15
+"""What the kernel keeps of a command's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,14 @@ class Identity:
     """In its innermost pid namespace."""
     pidns_inode: int
     start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A container of a pod, by a cgroup's path; `container_id` is empty between pod and container."""
+
+    pod_uid: str
+    container_id: str
 
 
 def identify(host_pid: int, *, proc: Path = Path("/proc")) -> Identity | None:
@@ -37,28 +50,126 @@ def identify(host_pid: int, *, proc: Path = Path("/proc")) -> Identity | None:
     return Identity(pid=int(ids[-1]) if ids else host_pid, pidns_inode=inode, start_ticks=int(fields[19]))
 
 
-def mounted_shares(host_pid: int, *, proc: Path = Path("/proc")) -> frozenset[str]:
-    """Share IDs whose quota is mounted where this process lives."""
+def start_ticks(host_pid: int, *, proc: Path = Path("/proc")) -> int | None:
+    """Tells a process from the next one with its pid; None when it is gone or only waits to be reaped."""
+    try:
+        fields = _read(proc / str(host_pid) / "stat").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def command(host_pid: int, *, proc: Path = Path("/proc")) -> str:
+    """The name of a process's command, safe to print; `?` when it is gone."""
+    try:
+        name = _read(proc / str(host_pid) / "comm").rstrip("\n")
+    except OSError:
+        return "?"
+    return "".join(each if each.isprintable() else "?" for each in name[:_NAME_LIMIT])
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where a directory really is: a file system, as mountinfo names it (`8:1`), and the path in it."""
+
+    device: str
+    folder: str
+
+
+def disk_of(path: Path, *, proc: Path = Path("/proc")) -> Disk | None:
+    """Where `path` is; None where that cannot be told."""
+    best: tuple[int, Disk] | None = None
+    try:
+        mounts = _read(proc / "self" / "mountinfo")
+    except OSError:
+        return None
+    for line in mounts.splitlines():
+        fields = line.split()
+        where = Path(_unescaped(fields[4]))
+        if path.is_relative_to(where) and (best is None or len(where.parts) >= best[0]):
+            folder = Path(_unescaped(fields[3])) / path.relative_to(where)
+            best = (len(where.parts), Disk(device=fields[2], folder=str(folder)))
+    return None if best is None else best[1]
+
+
+def mounted_shares(
+    host_pid: int, *, claims: Disk | None = None, proc: Path = Path("/proc")
+) -> frozenset[str]:
+    """Share IDs whose quota is mounted where this process lives.
+
+    With `claims`, where the share directories really are, only our files count: a tenant who may mount can
+    give files of its own any name.
+    """
     try:
         mounts = _read(proc / str(host_pid) / "mountinfo")
     except OSError:
         return frozenset()
-    targets = (line.split()[4] for line in mounts.splitlines())
     prefix, suffix = f"{CONTAINER_SHARES_DIR}/", "/quota"
-    return frozenset(
-        target.removeprefix(prefix).removesuffix(suffix)
-        for target in targets
-        if target.startswith(prefix) and target.endswith(suffix)
-    )
+    shares = set()
+    for line in mounts.splitlines():
+        fields = line.split()
+        target = fields[4]
+        if not (target.startswith(prefix) and target.endswith(suffix)):
+            continue
+        share = target.removeprefix(prefix).removesuffix(suffix)
+        if claims is None or (fields[2] == claims.device and _is_quota(fields[3], share, claims.folder)):
+            shares.add(share)
+    return frozenset(shares)
 
 
-def pod_uid(host_pid: int, *, proc: Path = Path("/proc")) -> str | None:
-    """UID of the pod that a process runs in, by its cgroup (v1 and v2); None when it is in none, or gone."""
+def _is_quota(source: str, share: str, folder: str) -> bool:
+    """Whether `source`, a path in the file system of the claims, is <folder>/<claim>/<share>/quota."""
+    # The kernel puts `//deleted` behind the path of a share that was removed meanwhile.
+    path = _unescaped(source.removesuffix("//deleted"))
+    claim = path.removeprefix(f"{folder}/").removesuffix(f"/{share}/quota")
+    return path == f"{folder}/{claim}/{share}/quota" and "/" not in claim
+
+
+def places(host_pid: int, *, proc: Path = Path("/proc")) -> tuple[Place, ...]:
+    """The pods and containers that a process runs in by its cgroup (v1 and v2), outermost first.
+
+    A container in a container has its group below the outer one's, and so has a cluster in a pod.
+    """
     try:
-        found = _POD.search(_read(proc / str(host_pid) / "cgroup"))
+        text = _read(proc / str(host_pid) / "cgroup")
     except OSError:
-        return None
-    return found[1].replace("_", "-") if found else None
+        return ()
+    found: tuple[Place, ...] = ()
+    for line in text.splitlines():
+        here = _places_in(line.split(":", 2)[-1])
+        found = max(found, here, key=len)
+    return found
+
+
+def _places_in(path: str) -> tuple[Place, ...]:
+    pods = list(_POD.finditer(path))
+    found = []
+    for index, pod in enumerate(pods):
+        end = pods[index + 1].start() if index + 1 < len(pods) else len(path)
+        container = _CONTAINER.search(path, pod.end(), end)
+        uid = pod[1].replace("_", "-")
+        found.append(Place(pod_uid=uid, container_id=container[1] if container else ""))
+    return tuple(found)
+
+
+def has_library(host_pid: int, *, claims: Disk | None = None, proc: Path = Path("/proc")) -> bool:
+    """Whether our library is mapped into a process; True when it is gone, which tells nothing against it.
+
+    With `claims`, a library on another file system is not ours.
+    """
+    device = None
+    if claims is not None:
+        major, _, minor = claims.device.partition(":")
+        device = f"{int(major):02x}:{int(minor):02x}"
+    try:
+        maps = _read(proc / str(host_pid) / "maps")
+    except OSError:
+        return True
+    for line in maps.splitlines():
+        is_named = line.removesuffix(" (deleted)").endswith(_LIBRARY)
+        if is_named and (device is None or line.split(maxsplit=4)[3] == device):
+            return True
+    return not maps  # the process is ending: its memory is gone already
 
 
 def is_mounted_anywhere(shares: frozenset[str], *, proc: Path = Path("/proc")) -> bool:
@@ -67,6 +178,11 @@ def is_mounted_anywhere(shares: frozenset[str], *, proc: Path = Path("/proc")) -
         entry.name.isdecimal() and mounted_shares(int(entry.name), proc=proc) & shares
         for entry in proc.iterdir()
     )
+
+
+def _unescaped(text: str) -> str:
+    """A path of mountinfo, which writes blanks and backslashes in octal."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
 def _read(path: Path) -> str:

@@ -16,6 +16,8 @@ LAYOUT: Final = 1
 QUOTA_SIZE: Final = 4096
 LEDGER_HEADER_SIZE: Final = 4096
 LOG_PATH_SIZE: Final = 256
+LEDGER_FROZEN_SIZE: Final = 64
+"""Of the header: what never changes."""
 SLOTS: Final = 1024
 SLOT_SIZE: Final = 128
 LEDGER_SIZE: Final = LEDGER_HEADER_SIZE + SLOTS * SLOT_SIZE
@@ -113,6 +115,7 @@ class Quota:
     memory_limit_bytes: int
     cores_millipercent: int = 0
     context_estimate_bytes: int = 0
+    floor_bytes: int = 0
     flags: int = 0
     cost_factor_ppm: int = COST_FACTOR_ONE
     epoch: int = 0
@@ -142,6 +145,8 @@ class Slot:
 class Ledger:
     """A ledger's share block and its slots in use."""
 
+    generation: int
+    slots_used: int
     denied: int
     throttled_ns: int
     peak_bytes: int
@@ -157,6 +162,7 @@ class Usage:
     peak_bytes: int
     denied: int
     processes: int
+    throttled_ns: int = 0
 
 
 def uuid_bytes(gpu_uuid: str) -> bytes:
@@ -188,6 +194,7 @@ def encode_quota(quota: Quota) -> bytes:
     page.cores_millipercent = quota.cores_millipercent
     page.context_estimate_bytes = quota.context_estimate_bytes
     page.cost_factor_ppm = quota.cost_factor_ppm
+    page.floor_bytes = quota.floor_bytes
     page.flags = quota.flags
     page.epoch = quota.epoch
     page.heartbeat_ns = quota.heartbeat_ns
@@ -211,6 +218,7 @@ def decode_quota(data: bytes) -> Quota:
         memory_limit_bytes=page.memory_limit_bytes,
         cores_millipercent=page.cores_millipercent,
         context_estimate_bytes=page.context_estimate_bytes,
+        floor_bytes=page.floor_bytes,
         flags=page.flags,
         cost_factor_ppm=page.cost_factor_ppm,
         epoch=page.epoch,
@@ -250,6 +258,8 @@ def decode_ledger(header: bytes, slots: bytes) -> Ledger:
         raise DamagedRegion("ledger was truncated")
     block = LedgerLayout.from_buffer_copy(header.ljust(LEDGER_SIZE, b"\0"))
     return Ledger(
+        generation=block.generation,
+        slots_used=block.slots_used,
         denied=block.denied,
         throttled_ns=block.throttled_ns,
         peak_bytes=block.peak_bytes,
@@ -327,4 +337,5 @@ def usage(
         peak_bytes=max(ledger.peak_bytes, used) if ledger.peak_bytes <= most_bytes else used,
         denied=min(ledger.denied, _LARGEST_JSON),
         processes=len(ledger.slots),
+        throttled_ns=min(ledger.throttled_ns, _LARGEST_JSON),
     )

@@ -10,12 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from aliquot_agent.checkpoint import PreparedClaim
 from aliquot_agent.errors import ApiError
-from aliquot_agent.watcher import Observation
+from aliquot_agent.marks import WITHIN_QUOTA, Mark
+from aliquot_agent.picture import Observation
 from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
 from aliquot_api.quantity import MIB
 
@@ -25,7 +26,10 @@ _PAUSE_S: Final = 0.5
 """Between two writes of this node."""
 _NOTABLE_BYTES: Final = 64 * MIB
 _NOTABLE_PERCENT: Final = 1
+_NOTABLE_NS: Final = 60_000_000_000
 _LONGEST_WAIT_S: Final = 300.0
+_LONGEST_MESSAGE: Final = 1000
+"""The API server takes 32 KiB of a condition's message, and readers less."""
 
 
 class StatusApi(Protocol):
@@ -35,7 +39,35 @@ class StatusApi(Protocol):
         """Server-side apply of a claim's status; raises ApiError."""
 
 
-def build(claim: PreparedClaim, observations: Sequence[Observation]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is written about one share."""
+
+    seen: Observation
+    marks: tuple[Mark, ...]
+    """All conditions."""
+
+
+Health = Callable[[str], Mark]
+"""Condition `Healthy` of a GPU, by UUID."""
+Resizes = Callable[[str], Mark | None]
+"""Condition `Resized` of a share that has been resized, or could not be, by its ID."""
+
+
+def compose(seen: Observation, *, healthy: Mark, resized: Mark | None) -> Report:
+    """All that is to be said about a share."""
+    ready = Mark("Ready", True, "Prepared", "", seen.claim.prepared_at)
+    over = next((fault for fault in seen.faults if fault.kind == WITHIN_QUOTA), None)
+    since = seen.within_since or seen.claim.prepared_at
+    within = Mark(WITHIN_QUOTA, True, "WithinQuota", "", since)
+    if over is not None:
+        within = replace(over, status=False)
+    faults = tuple(fault for fault in seen.faults if fault.kind != WITHIN_QUOTA)
+    more = () if resized is None else (resized,)
+    return Report(seen, (ready, healthy, within, *more, *faults))
+
+
+def build(claim: PreparedClaim, reports: Sequence[Report]) -> dict[str, Any]:
     """The status to apply."""
     return {
         "apiVersion": f"{RESOURCE_GROUP}/{RESOURCE_VERSION}",
@@ -45,52 +77,55 @@ def build(claim: PreparedClaim, observations: Sequence[Observation]) -> dict[str
             "devices": [
                 {
                     "driver": DRIVER,
-                    "pool": observation.share.pool,
-                    "device": observation.share.device,
-                    "shareID": observation.share.share,
-                    "conditions": _conditions(observation),
+                    "pool": report.seen.share.pool,
+                    "device": report.seen.share.device,
+                    "shareID": report.seen.share.share,
+                    "conditions": [_condition(mark) for mark in report.marks],
                     "data": {
-                        "limit": observation.usage.limit_bytes,
-                        "used": observation.usage.used_bytes,
-                        "peak": observation.usage.peak_bytes,
-                        "denied": observation.usage.denied,
-                        "processes": observation.usage.processes,
+                        "limit": report.seen.usage.limit_bytes,
+                        "used": report.seen.usage.used_bytes,
+                        "peak": report.seen.usage.peak_bytes,
+                        "denied": report.seen.usage.denied,
+                        "throttled_s": _throttled_s(report.seen),
+                        "processes": report.seen.usage.processes,
                     },
                 }
-                for observation in observations
+                for report in reports
             ]
         },
     }
 
 
-def _conditions(observation: Observation) -> list[dict[str, str]]:
-    ready = _condition("Ready", "Prepared", since=observation.claim.prepared_at)
-    damage = observation.damage
-    if damage is None:
-        return [ready]
-    message = f"{damage.message}; the share's use is told by the driver alone"
-    return [ready, _condition("LedgerDamaged", "WrittenOver", since=damage.since, message=message)]
+def _throttled_s(seen: Observation) -> float:
+    return round(seen.usage.throttled_ns / 1e9, 1)
 
 
-def _condition(kind: str, reason: str, *, since: str, message: str = "") -> dict[str, str]:
+def _condition(mark: Mark) -> dict[str, str]:
     return {
-        "type": kind,
-        "status": "True",
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": since,
+        "type": mark.kind,
+        "status": "True" if mark.status else "False",
+        "reason": mark.reason,
+        "message": mark.message[:_LONGEST_MESSAGE],
+        "lastTransitionTime": mark.since,
     }
 
 
-def notable(before: Observation, after: Observation) -> bool:
+def notable(before: Report, after: Report) -> bool:
     """Whether the difference is worth a write."""
-    old, new = before.usage, after.usage
-    if before.damage != after.damage:
+    if [_key(mark) for mark in before.marks] != [_key(mark) for mark in after.marks]:
         return True
+    old, new = before.seen.usage, after.seen.usage
     threshold = min(_NOTABLE_BYTES, new.limit_bytes * _NOTABLE_PERCENT // 100)
     if (old.limit_bytes, old.denied, old.processes) != (new.limit_bytes, new.denied, new.processes):
         return True
+    if new.throttled_ns - old.throttled_ns > _NOTABLE_NS:  # a paced tenant's grows all the time
+        return True
     return max(abs(old.used_bytes - new.used_bytes), abs(old.peak_bytes - new.peak_bytes)) > threshold
+
+
+def _key(mark: Mark) -> tuple[str, bool, str]:
+    """What makes a condition another one; its words may count on."""
+    return mark.kind, mark.status, mark.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +135,7 @@ class _Attempt:
     at_s: float
     wait_s: float
     """Until the next."""
-    written: tuple[Observation, ...] = ()
+    written: tuple[Report, ...] = ()
     """Empty when it failed."""
     problem: str = ""
 
@@ -114,11 +149,15 @@ class Reporter:
         api: StatusApi,
         node: str,
         observations: Callable[[], Sequence[Observation]],
+        health: Health,
+        resizes: Resizes,
         interval_s: float,
     ) -> None:
         self._api = api
         self._manager = f"aliquot-agent-{node}"[:128]
         self._observations = observations
+        self._health = health
+        self._resizes = resizes
         self._interval_s = interval_s
         self._attempts: dict[str, _Attempt] = {}
         self._stop = threading.Event()
@@ -139,9 +178,10 @@ class Reporter:
 
     def report_one(self, *, now_s: float) -> str | None:
         """Writes the one claim that has waited longest and has news; its UID."""
-        by_claim: dict[str, list[Observation]] = {}
-        for observation in self._observations():
-            by_claim.setdefault(observation.claim.uid, []).append(observation)
+        by_claim: dict[str, list[Report]] = {}
+        for seen in self._observations():
+            healthy, resized = self._health(seen.share.gpu_uuid), self._resizes(seen.share.share)
+            by_claim.setdefault(seen.claim.uid, []).append(compose(seen, healthy=healthy, resized=resized))
         self._attempts = {uid: attempt for uid, attempt in self._attempts.items() if uid in by_claim}
         due = [uid for uid, seen in by_claim.items() if self._due(uid, seen, now_s)]
         if not due:
@@ -151,8 +191,8 @@ class Reporter:
         self._attempts[uid] = self._write(by_claim[uid], before=self._attempts.get(uid, never), now_s=now_s)
         return uid
 
-    def _write(self, seen: Sequence[Observation], *, before: _Attempt, now_s: float) -> _Attempt:
-        claim = seen[0].claim
+    def _write(self, seen: Sequence[Report], *, before: _Attempt, now_s: float) -> _Attempt:
+        claim = seen[0].seen.claim
         try:
             body = build(claim, seen)
             self._api.apply_claim_status(claim.namespace, claim.name, body, manager=self._manager)
@@ -164,7 +204,7 @@ class Reporter:
             return _Attempt(now_s, max(wait_s, self._interval_s), problem=problem)
         return _Attempt(now_s, self._interval_s, written=tuple(seen))
 
-    def _due(self, uid: str, seen: Sequence[Observation], now_s: float) -> bool:
+    def _due(self, uid: str, seen: Sequence[Report], now_s: float) -> bool:
         attempt = self._attempts.get(uid)
         if attempt is None:
             return True

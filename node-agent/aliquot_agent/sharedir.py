@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from aliquot_agent import processes, region
-from aliquot_agent.checkpoint import PreparedShare
+from aliquot_agent.checkpoint import Growth, PreparedShare
 from aliquot_agent.files import Step, no_step
 
 QUOTA: Final = "quota"
@@ -38,7 +38,7 @@ def quota_of(share: PreparedShare) -> region.Quota:
     """The quota that a share must have, but for the words that move."""
     return region.Quota(
         gpu_uuid=share.gpu_uuid,
-        memory_limit_bytes=share.memory_bytes,
+        memory_limit_bytes=share.limit,
         cores_millipercent=share.cores_percent * 1000,
         context_estimate_bytes=share.context_estimate_bytes,
     )
@@ -147,6 +147,21 @@ class ShareFiles:
         """The quota as it stands; raises DamagedRegion."""
         return region.decode_quota(self._map[:])
 
+    def quota_for(self, share: PreparedShare) -> region.Quota:
+        """The quota that the share must have now: one that follows its use down keeps where it has got to."""
+        wanted = quota_of(share)
+        try:
+            current = self.quota()
+        except region.DamagedRegion:
+            return wanted
+        in_quota = share.growth in (Growth.HELD, Growth.LEAVING)
+        highest = max(share.limit, share.taken_bytes if in_quota else share.memory_bytes)
+        return replace(
+            wanted,
+            memory_limit_bytes=max(wanted.memory_limit_bytes, min(current.memory_limit_bytes, highest)),
+            floor_bytes=current.floor_bytes,
+        )
+
     def set_quota(
         self, *, memory_limit_bytes: int | None = None, cores_millipercent: int | None = None
     ) -> None:
@@ -199,6 +214,15 @@ class ShareFiles:
         header = os.pread(self._ledger_fd, region.LEDGER_HEADER_SIZE, 0)
         slots = os.pread(self._ledger_fd, region.slots_length(header), region.LEDGER_HEADER_SIZE)
         return region.decode_ledger(header, slots)
+
+    def heal_ledger(self, generation: int | None) -> None:
+        """Writes the ledger's frozen header anew, with the generation that it had where that is known."""
+        header = region.encode_ledger_header(secrets.randbits(63) if generation is None else generation)
+        os.pwrite(self._ledger_fd, header[: region.LEDGER_FROZEN_SIZE], 0)
+
+    def write_slots_used(self, count: int) -> None:
+        """Puts back the number of slots that may be in use, which only grows."""
+        os.pwrite(self._ledger_fd, count.to_bytes(8, "little"), region.LedgerLayout.slots_used.offset)
 
     def slot(self, index: int) -> region.Slot | None:
         """One slot, read again; None when it is free, or gone with the rest of a truncated ledger."""

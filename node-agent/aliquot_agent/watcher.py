@@ -1,77 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at every prepared share once a second, from outside: NVML against ledger.
+"""Looks at every GPU once a second, from outside: the driver's figures against the shares' ledgers.
 
 Puts quotas and ledgers right, writes what only the agent can know into the ledgers (host pid, overhead),
-frees the slots of dead processes, beats in each quota, and keeps what it saw for reports and metrics.
+frees the slots of dead processes, beats in each quota, hands shares above their quota to the enforcer, and
+keeps what it saw for reports and metrics.
 """
 
-import datetime
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
-from aliquot_agent import overhead, processes, region, sharedir
-from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent import books, processes, region, sharedir
+from aliquot_agent.attribution import Key, Owners, Process
+from aliquot_agent.books import Books, Holder
+from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
 from aliquot_agent.claims import Claims
+from aliquot_agent.enforce import Record
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import Hardware
+from aliquot_agent.marks import BOOKS_DIFFER, SHIM_MISSING, WITHIN_QUOTA
+from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.nvml import GpuProcess
+from aliquot_agent.outside import Outside
+from aliquot_agent.picture import Observation, Picture
+from aliquot_agent.pods import Pod
 from aliquot_agent.processes import Identity
 from aliquot_agent.region import Slot, Usage
+from aliquot_agent.watched import WatchedShare
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 1.0
-_REFRESH_TICKS: Final = 30
-_REFRESH_TICKS_BROKEN: Final = 5
 _KNOWN_PROCESSES: Final = 4096
-_STRANGER_LOOKS: Final = 2
-"""A process enters its ledger before it makes a context, so a second look without a slot is no race."""
+_LOOKS: Final = 2
+"""What only one look shows may be a process that starts or ends."""
+_LIBRARY_TICKS: Final = 30
+"""Between two looks at a process's maps: they are long."""
+_LEAVE_S: Final = 10.0
+"""What a share has to give back growth that is withdrawn, before it counts as over its quota."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A ledger that cannot be read."""
+class Judge(Protocol):
+    """What is done about a share above its quota (enforce.Enforcer)."""
 
-    message: str
-    since: str
-    """RFC 3339."""
+    def judge(
+        self,
+        record: Record,
+        *,
+        claim: PreparedClaim,
+        share: PreparedShare,
+        limit_bytes: int,
+        holders: Sequence[Holder],
+        found: Books,
+        pod: Callable[[], Pod | None],
+    ) -> bool:
+        """Notes one look; whether the share is above its quota."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What one share was seen to use; from NVML alone while its ledger is damaged."""
+class PodBook(Protocol):
+    """The pods of this node (pods.Pods)."""
+
+    def by_uid(self, uid: str) -> Pod | None:
+        """The pod with this UID."""
+
+    def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
+        """The pods that hold a claim."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at one share."""
 
     claim: PreparedClaim
     share: PreparedShare
-    usage: Usage
-    damage: Damage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """All shares at one instant, and how many processes on their GPUs are in no ledger, by GPU UUID."""
-
-    observations: tuple[Observation, ...] = ()
-    unaccounted: tuple[tuple[str, int], ...] = ()
-
-
-class _Watched:
-    """One share while it is prepared."""
-
-    def __init__(self, files: sharedir.ShareFiles, share: PreparedShare) -> None:
-        self.files = files
-        self.share = share
-        self.trackers: dict[int, overhead.Tracker] = {}
-        self.measured: dict[int, int] = {}
-        """What NVML says of the processes in its slots."""
-        self.peak_bytes = 0
-        self.damage: Damage | None = None
-        self.warned = False
+    watched: WatchedShare | None
+    ledger: region.Ledger | None = None
+    slots: dict[Identity, Slot] = field(default_factory=dict)
+    holders: list[Holder] = field(default_factory=list)
 
 
 class Watcher:
@@ -82,37 +91,51 @@ class Watcher:
         *,
         claims: Claims,
         hardware: Hardware,
+        pods: PodBook,
+        judge: Judge,
+        outside: Outside,
+        policy: Callable[[], NodePolicy],
         changed: Callable[[], None],
-        mounted: Callable[[int], frozenset[str]] = processes.mounted_shares,
+        mounted: Callable[[int], frozenset[str]],
+        has_library: Callable[[int], bool],
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._claims = claims
         self._hardware = hardware
+        self._pods = pods
+        self._judge = judge
+        self._outside = outside
+        self._policy = policy
         self._changed = changed
-        self._mounted = mounted
-        # A container's mounts stay; the start tells a process from the next one with its pid.
-        self._mounted_since = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start_ticks: mounted(pid))
-        self._watched: dict[tuple[str, str], _Watched] = {}
-        self._whole_peaks: dict[tuple[str, str], int] = {}
+        self._monotonic_s = monotonic_s
+        self._owners = Owners(mounted=mounted, pods=pods)
+        self._has_library = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start, _epoch: has_library(pid))
+        self._watched: dict[Key, WatchedShare] = {}
+        self._whole_peaks: dict[Key, int] = {}
         self._picture = Picture()
+        self._ticks = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="watcher")
         self._strangers: dict[str, dict[int, int]] = {}
         """Looks at which a process was in no ledger, by GPU UUID and host pid."""
 
     def start(self) -> None:
-        """Begins to look."""
+        """Looks once, so that the first slice knows what is held outside; then goes on by itself."""
+        self.look()
+        self.look()
         self._thread.start()
 
     def stop(self) -> None:
         """Ends the loop and closes what it holds open."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self.close()
 
     def close(self) -> None:
         """Closes the files of all shares."""
         for watched in self._watched.values():
-            watched.files.close()
+            watched.close()
         self._watched.clear()
 
     def picture(self) -> Picture:
@@ -120,194 +143,249 @@ class Watcher:
         return self._picture
 
     def _loop(self) -> None:
-        ticks = 0
-        while not self._stop.wait(_PERIOD_S):
-            ticks += 1
-            period = _REFRESH_TICKS if self._hardware.by_device() else _REFRESH_TICKS_BROKEN
-            if ticks % period == 0 and self._hardware.refresh():
-                self._changed()
+        next_s = self._monotonic_s() + _PERIOD_S
+        while not self._stop.wait(max(0.0, next_s - self._monotonic_s())):
+            # From start to start: what a look takes must not make the next one late.
+            next_s = max(next_s + _PERIOD_S, self._monotonic_s())
             self.look()
 
     def look(self) -> None:
         """One look at everything."""
+        self._ticks += 1
+        now_s = self._monotonic_s()
         claims = self._claims.prepared()
         self._open_and_close(claims)
-        observations: list[Observation] = []
-        unaccounted: list[tuple[str, int]] = []
-        by_gpu: dict[str, list[tuple[PreparedClaim, PreparedShare]]] = {}
+        by_gpu: dict[str, list[_Look]] = {gpu.uuid: [] for gpu in self._hardware.by_device().values()}
         for claim in claims:
             for share in claim.shares:
-                by_gpu.setdefault(share.gpu_uuid, []).append((claim, share))
-        self._strangers = {gpu: looks for gpu, looks in self._strangers.items() if gpu in by_gpu}
-        for gpu_uuid, shares in by_gpu.items():
-            seen, strangers = self._look_at_gpu(gpu_uuid, shares)
-            observations += seen
-            unaccounted.append((gpu_uuid, strangers))
-        self._picture = Picture(observations=tuple(observations), unaccounted=tuple(unaccounted))
+                look = _Look(claim, share, self._watched.get((claim.uid, share.share)))
+                by_gpu.setdefault(share.gpu_uuid, []).append(look)
+        observations: list[Observation] = []
+        unaccounted: list[tuple[str, int]] = []
+        outside: list[tuple[str, int]] = []
+        changed = False
+        self._owners.begin()
+        for gpu_uuid, looks in by_gpu.items():
+            for look in looks:
+                self._begin(look, now_s)
+            held = self._assign(gpu_uuid, looks)
+            observations += self._observe_all(gpu_uuid, looks, now_s, told=held is not None)
+            if held is not None:
+                changed |= self._outside.observe(gpu_uuid, held, now_s=now_s)
+                outside.append((gpu_uuid, held))
+            if looks:
+                unaccounted.append((gpu_uuid, self._count_strangers(gpu_uuid)))
+        self._owners.end()
+        self._strangers = {gpu: seen for gpu, seen in self._strangers.items() if gpu in by_gpu}
+        self._picture = Picture(tuple(observations), tuple(unaccounted), tuple(outside))
+        if changed:
+            self._changed()
 
     def _open_and_close(self, claims: Iterable[PreparedClaim]) -> None:
         wanted = {(claim.uid, share.share): (claim, share) for claim in claims for share in claim.shares}
         for key in self._watched.keys() - wanted.keys():
-            self._watched.pop(key).files.close()
+            self._watched.pop(key).close()
         self._whole_peaks = {key: peak for key, peak in self._whole_peaks.items() if key in wanted}
-        for key in wanted.keys() - self._watched.keys():
-            claim, share = wanted[key]
-            if share.whole:
-                continue
-            try:
-                files = sharedir.ShareFiles(path=self._claims.share_dir(claim, share))
-            except FileNotFoundError:
-                continue  # is being prepared, or was prepared before a reboot
-            except (OSError, region.DamagedRegion) as error:
-                logger.error("share cannot be opened", extra={"claim_uid": claim.uid, "error": str(error)})
-                continue
-            self._watched[key] = _Watched(files, share)
-
-    def _look_at_gpu(
-        self, gpu_uuid: str, shares: list[tuple[PreparedClaim, PreparedShare]]
-    ) -> tuple[list[Observation], int]:
-        now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        before: dict[Identity, list[tuple[_Watched, Slot]]] = {}
-        for claim, share in shares:
-            watched = self._watched.get((claim.uid, share.share))
+        for key, (claim, share) in wanted.items():
+            watched = self._watched.get(key)
             if watched is not None:
-                self._restore(watched, claim)
-                watched.measured.clear()
-                watched.files.beat(now_ns)
-                for slot in self._living_slots(watched, claim):
-                    identity = Identity(slot.pid, slot.pidns_inode, slot.start_ticks)
-                    before.setdefault(identity, []).append((watched, slot))
+                watched.claim, watched.share = claim, share
+            elif not share.whole:
+                self._open(claim, share)
+
+    def _open(self, claim: PreparedClaim, share: PreparedShare) -> None:
+        try:
+            files = sharedir.ShareFiles(path=self._claims.share_dir(claim, share))
+        except FileNotFoundError:
+            return  # is being prepared, or was prepared before a reboot
+        except (OSError, region.DamagedRegion) as error:
+            logger.error("share cannot be opened", extra={"claim_uid": claim.uid, "error": str(error)})
+            return
+        self._watched[claim.uid, share.share] = WatchedShare(files=files, claim=claim, share=share)
+
+    def _begin(self, look: _Look, now_s: float) -> None:
+        """Puts a share right and reads its ledger, before the driver is asked."""
+        watched = look.watched
+        if watched is None:
+            return
+        watched.put_right(now_s=now_s)
+        watched.beat(time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+        watched.measured.clear()
+        look.ledger = watched.ledger(now_s=now_s)
+        if look.ledger is not None:
+            look.slots = {_identity(slot): slot for slot in watched.living_slots(look.ledger, now_s=now_s)}
+
+    def _assign(self, gpu_uuid: str, looks: list[_Look]) -> int | None:
+        """Gives each process on a GPU to its share; bytes of those outside, None where NVML says nothing."""
         try:
             running = self._hardware.processes(gpu_uuid)
         except NvmlError as error:
-            logger.warning("GPU cannot be watched", extra={"gpu": gpu_uuid, "error": str(error)})
-            running = ()
-        strangers: list[GpuProcess] = []
+            if looks:
+                logger.warning("GPU cannot be watched", extra={"gpu": gpu_uuid, "error": str(error)})
+            return None
+        outside_bytes = 0
+        strangers: dict[int, int] = {}
+        seen = self._strangers.get(gpu_uuid, {})
+        by_key = {(look.claim.uid, look.share.share): look for look in looks}
+        candidates = {key: (look.claim, look.share) for key, look in by_key.items()}
         for process in running:
             known = processes.identify(process.host_pid)
             if known is None:
                 continue
-            # Anyone can write anyone's identity into a ledger of their own; mounts cannot be forged.
-            inside = self._mounted_since(process.host_pid, known.start_ticks) if known in before else ()
-            slots = [each for each in before.get(known, ()) if each[0].share.share in inside]
-            match = next(iter(slots), None)
-            if match is not None:
-                self._measure(process, *match)
-            elif not all(share.whole for _, share in shares):
-                strangers.append(process)
-        seen = [self._observe(claim, share, running) for claim, share in shares]
-        return [each for each in seen if each is not None], self._count_strangers(gpu_uuid, strangers)
+            name = Process(gpu_uuid, process.host_pid, known.start_ticks)
+            owner = self._owners.owner(name, candidates)
+            look = None if owner is None else by_key[owner]
+            if look is None:
+                outside_bytes += process.used_bytes or 0
+                in_ledger = False
+            else:
+                holder = self._holder(process, known, look)
+                look.holders.append(holder)
+                in_ledger = holder.slot is not None or look.share.whole
+            if not in_ledger:
+                strangers[process.host_pid] = seen.get(process.host_pid, 0) + 1
+                if looks and strangers[process.host_pid] == _LOOKS:
+                    self._log_stranger(gpu_uuid, process, look)
+        self._strangers[gpu_uuid] = strangers
+        return outside_bytes
 
-    def _restore(self, watched: _Watched, claim: PreparedClaim) -> None:
-        """Undoes what only root on the host, or a tenant with the ledger in hand, can have done."""
-        error = ""
-        restored: list[str] = []
-        try:
-            if watched.files.restore_quota(sharedir.quota_of(watched.share)):
-                restored.append(sharedir.QUOTA)
-            if watched.files.restore_ledger():
-                restored.append(sharedir.LEDGER)
-        except OSError as problem:
-            error = str(problem)
-        if (restored or error) and not watched.warned:
-            watched.warned = True
-            extra = {
-                "claim_uid": claim.uid,
-                "share": watched.share.share,
-                "restored": restored,
-                "error": error,
-            }
-            logger.warning("share was tampered with", extra=extra)
-
-    def _ledger(self, watched: _Watched, claim: PreparedClaim) -> region.Ledger | None:
-        """The ledger; None, and noted, when it is damaged."""
-        try:
-            ledger = watched.files.ledger()
-        except region.DamagedRegion as error:
-            if watched.damage is None:
-                logger.error("ledger is damaged", extra={"claim_uid": claim.uid, "error": str(error)})
-                now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                watched.damage = Damage(message=str(error), since=now)
-            return None
-        watched.damage = None
-        return ledger
-
-    def _living_slots(self, watched: _Watched, claim: PreparedClaim) -> list[Slot]:
-        """The slots in use, after those of dead processes were freed."""
-        ledger = self._ledger(watched, claim)
-        living = []
-        for slot in ledger.slots if ledger is not None else ():
-            with watched.files.orphaned(slot.index) as orphaned:
-                # A program that closed all its descriptors lost its lock, but lives.
-                if orphaned and not _alive(slot):
-                    watched.files.clear_slot(slot)
-                    watched.trackers.pop(slot.index, None)
-                else:
-                    living.append(slot)
-        return living
-
-    def _measure(self, process: GpuProcess, watched: _Watched, before: Slot) -> None:
-        after = watched.files.slot(before.index)
-        watched.measured[before.index] = process.used_bytes or 0
-        tracker = watched.trackers.setdefault(before.index, overhead.Tracker())
-        bytes_ = tracker.observe(
-            before=before,
-            after=after,
-            nvml_bytes=process.used_bytes,
-            context_estimate_bytes=watched.share.context_estimate_bytes,
+    def _holder(self, process: GpuProcess, known: Identity, look: _Look) -> Holder:
+        slot, before_bytes = None, 0
+        watched = look.watched
+        if watched is not None:
+            before = look.slots.get(known) or self._late_slot(known, look)
+            if before is not None:
+                slot, before_bytes = watched.measure(process, before), before.used_bytes
+        epoch = self._ticks // _LIBRARY_TICKS
+        return Holder(
+            host_pid=process.host_pid,
+            start_ticks=known.start_ticks,
+            held_bytes=process.used_bytes,
+            slot=slot,
+            before_bytes=before_bytes,
+            library=watched is None or self._has_library(process.host_pid, known.start_ticks, epoch),
         )
-        if after is None or after.generation != before.generation:
-            return
-        if bytes_ is not None:
-            watched.files.write_slot(after, host_pid=process.host_pid, overhead_bytes=bytes_)
-        elif after.host_pid != process.host_pid:
-            watched.files.write_host_pid(after.index, process.host_pid)
+
+    @staticmethod
+    def _late_slot(known: Identity, look: _Look) -> Slot | None:
+        """The slot of a process that came between the look at the ledger and the driver's answer."""
+        if look.watched is None or look.ledger is None:
+            return None
+        for slot in look.watched.slots_now():
+            if _identity(slot) == known:
+                return slot
+        return None
+
+    def _observe_all(
+        self, gpu_uuid: str, looks: list[_Look], now_s: float, *, told: bool
+    ) -> list[Observation]:
+        most_bytes = self._hardware.memory_bytes(gpu_uuid)
+        seen = []
+        for look in looks:
+            if look.share.whole:
+                seen.append(self._observe_whole(look))
+            elif look.watched is not None:
+                most = most_bytes or look.share.taken_bytes
+                seen.append(self._observe(look, look.watched, most_bytes=most, now_s=now_s, told=told))
+        return seen
+
+    def _observe_whole(self, look: _Look) -> Observation:
+        key = (look.claim.uid, look.share.share)
+        used = sum(holder.held_bytes or 0 for holder in look.holders)
+        peak = self._whole_peaks[key] = max(used, self._whole_peaks.get(key, 0))
+        usage = Usage(look.share.memory_bytes, used, peak, 0, len(look.holders))
+        return Observation(look.claim, look.share, usage, measured_bytes=used)
 
     def _observe(
-        self, claim: PreparedClaim, share: PreparedShare, running: tuple[GpuProcess, ...]
-    ) -> Observation | None:
-        key = (claim.uid, share.share)
-        if share.whole:
-            used = sum(process.used_bytes or 0 for process in running)
-            peak = self._whole_peaks[key] = max(used, self._whole_peaks.get(key, 0))
-            return Observation(claim, share, Usage(share.memory_bytes, used, peak, 0, len(running)))
-        watched = self._watched.get(key)
-        if watched is None:
-            return None
-        ledger = self._ledger(watched, claim)
-        most_bytes = self._hardware.memory_bytes(share.gpu_uuid) or share.memory_bytes
+        self, look: _Look, watched: WatchedShare, *, most_bytes: int, now_s: float, told: bool
+    ) -> Observation:
+        share, record = look.share, watched.record
+        found = books.compare(
+            look.holders,
+            context_estimate_bytes=share.context_estimate_bytes,
+            tolerance_bytes=self._policy().tolerance_bytes,
+        )
+        # Read again where it can have changed: slots were freed, overheads written.
+        ledger = look.ledger if look.ledger is None or not look.ledger.slots else watched.ledger(now_s=now_s)
         if ledger is not None:
-            usage = region.usage(
-                sharedir.quota_of(share), ledger, most_bytes=most_bytes, measured=watched.measured
-            )
+            usage = watched.usage(ledger, most_bytes=most_bytes)
         else:
-            inside = [
-                process.used_bytes or 0
-                for process in running
-                if share.share in self._mounted(process.host_pid)
-            ]
-            used = min(sum(inside), most_bytes)
-            usage = Usage(share.memory_bytes, used, used, denied=0, processes=len(inside))
+            used = min(found.measured_bytes, most_bytes)
+            usage = Usage(watched.limit_bytes, used, used, denied=0, processes=len(look.holders))
+        watched.land(used_bytes=max(usage.used_bytes, found.measured_bytes))
+        if told:
+            self._judge_share(look, watched, found, now_s)
         watched.peak_bytes = max(watched.peak_bytes, usage.peak_bytes)
-        return Observation(claim, share, replace(usage, peak_bytes=watched.peak_bytes), watched.damage)
+        usage = replace(usage, limit_bytes=watched.limit_bytes, peak_bytes=watched.peak_bytes)
+        return Observation(
+            look.claim,
+            share,
+            usage,
+            measured_bytes=found.measured_bytes if told else None,
+            drift_bytes=found.measured_bytes - found.counted_bytes if told else 0,
+            faults=watched.marks.faults(now_s=now_s),
+            within_since=watched.marks.ended(WITHIN_QUOTA),
+            warned=record.warned,
+            killed=record.killed,
+            evicted=record.evicted,
+        )
 
-    def _count_strangers(self, gpu_uuid: str, strangers: list[GpuProcess]) -> int:
-        """How many of these processes were in no ledger for long enough; logs each once."""
-        before = self._strangers.get(gpu_uuid, {})
-        looks = {process.host_pid: before.get(process.host_pid, 0) + 1 for process in strangers}
-        self._strangers[gpu_uuid] = looks
-        for process in strangers:
-            if looks[process.host_pid] == _STRANGER_LOOKS:
-                extra = {"host_pid": process.host_pid, "gpu": gpu_uuid, "bytes": process.used_bytes}
-                pod_uid = processes.pod_uid(process.host_pid)
-                if pod_uid is not None:
-                    extra["pod_uid"] = pod_uid
-                logger.error("process uses a shared GPU and is in no ledger", extra=extra)
-        return sum(count >= _STRANGER_LOOKS for count in looks.values())
+    def _judge_share(self, look: _Look, watched: WatchedShare, found: Books, now_s: float) -> None:
+        """Notes faults, publishes the floor of a share with wrong books, and has the enforcer judge."""
+        twice = watched.again(found.bypassing)
+        marks = watched.marks
+        if twice:
+            text = books.in_words(twice)
+            marks.fault(SHIM_MISSING, "OutsideTheLibrary", text, now_s=now_s)
+        watched.differ_looks = watched.differ_looks + 1 if found.unexplained else 0
+        if watched.differ_looks >= _LOOKS:
+            text = books.in_words(found.unexplained)
+            marks.fault(BOOKS_DIFFER, "MoreThanCounted", text, now_s=now_s)
+        wrong = (twice or watched.differ_looks >= _LOOKS or look.ledger is None) and found.wrong
+        watched.set_floor(found.measured_bytes if wrong else 0)
+        above = self._judge.judge(
+            watched.record,
+            claim=look.claim,
+            share=look.share,
+            limit_bytes=self._enforced_bytes(watched, now_s),
+            holders=look.holders,
+            found=found,
+            pod=lambda: self._pod_of(look),
+        )
+        if above:
+            marks.fault(WITHIN_QUOTA, "OverQuota", watched.record.message, now_s=now_s)
+
+    @staticmethod
+    def _enforced_bytes(watched: WatchedShare, now_s: float) -> int:
+        """What a share may hold: its quota in force, but growth that was withdrawn ends in time."""
+        if watched.share.growth is not Growth.LEAVING:
+            watched.leaving_since_s = None
+            return watched.limit_bytes
+        if watched.leaving_since_s is None:
+            watched.leaving_since_s = now_s
+        over = now_s - watched.leaving_since_s >= _LEAVE_S
+        return watched.share.limit if over else watched.limit_bytes
+
+    def _pod_of(self, look: _Look) -> Pod | None:
+        """The pod that holds a share; of several the one that its biggest process is in."""
+        pods = self._pods.holders(look.claim)
+        biggest = max(look.holders, key=lambda each: each.held_bytes or 0, default=None)
+        if len(pods) < 2 or biggest is None:
+            return pods[0] if pods else None
+        uids = {place.pod_uid for place in processes.places(biggest.host_pid)}
+        return next((pod for pod in pods if pod.uid in uids), None)
+
+    def _count_strangers(self, gpu_uuid: str) -> int:
+        """How many processes were in no ledger for long enough."""
+        return sum(count >= _LOOKS for count in self._strangers.get(gpu_uuid, {}).values())
+
+    @staticmethod
+    def _log_stranger(gpu_uuid: str, process: GpuProcess, look: _Look | None) -> None:
+        extra = {"host_pid": process.host_pid, "gpu": gpu_uuid, "bytes": process.used_bytes}
+        if look is not None:
+            extra["claim_uid"] = look.claim.uid
+        logger.error("process uses a shared GPU and is in no ledger", extra=extra)
 
 
-def _alive(slot: Slot) -> bool:
-    """Whether the process that took the slot still runs, as far as its host pid is known."""
-    if not slot.host_pid:
-        return False
-    return processes.identify(slot.host_pid) == Identity(slot.pid, slot.pidns_inode, slot.start_ticks)
+def _identity(slot: Slot) -> Identity:
+    return Identity(slot.pid, slot.pidns_inode, slot.start_ticks)

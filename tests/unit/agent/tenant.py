@@ -49,6 +49,10 @@ class Tenant:
         """What a hostile tenant may do: a header that is none."""
         os.pwrite(self._fd, b"\xff" * 64, 0)
 
+    def hide_slots(self) -> None:
+        """What a hostile tenant may do: no slot is in use, says the header."""
+        self._header("slots_used", 0)
+
     def claim_peak(self, bytes_: int) -> None:
         """Sets the share's peak."""
         self._header("peak_bytes", bytes_)

@@ -108,7 +108,9 @@ def test_a_slot_counts_what_the_shim_counts(slot: Slot, counted: int) -> None:
 )
 def test_words_that_are_no_counts_are_not_counted(words: dict[str, int]) -> None:
     slot = with_words(**words)
-    ledger = region.Ledger(denied=2**64 - 1, throttled_ns=0, peak_bytes=2**64 - 1, slots=(slot,))
+    ledger = region.Ledger(
+        generation=1, slots_used=2, denied=2**64 - 1, throttled_ns=0, peak_bytes=2**64 - 1, slots=(slot,)
+    )
     quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100)
     assert region.counted_bytes(slot, 0) is None
     unknown = region.usage(quota, ledger, most_bytes=1000)
@@ -121,7 +123,9 @@ def test_words_that_are_no_counts_are_not_counted(words: dict[str, int]) -> None
 def test_no_number_is_above_what_there_is(words: tuple[int, int, int, int], peak: int, measured: int) -> None:
     names = ("used_bytes", "overhead_bytes", "contexts", "measured_contexts")
     slot = with_words(**dict(zip(names, words, strict=True)))
-    ledger = region.Ledger(denied=0, throttled_ns=0, peak_bytes=peak, slots=(slot, slot))
+    ledger = region.Ledger(
+        generation=1, slots_used=2, denied=0, throttled_ns=0, peak_bytes=peak, slots=(slot, slot)
+    )
     quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100, context_estimate_bytes=5)
     usage = region.usage(quota, ledger, most_bytes=1000, measured={0: measured})
     assert usage.used_bytes <= usage.peak_bytes <= 1000

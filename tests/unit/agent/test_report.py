@@ -8,9 +8,10 @@ import pytest
 from aliquot_agent import report
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.errors import ApiError
+from aliquot_agent.marks import LEDGER_DAMAGED, RESIZED, WITHIN_QUOTA, Mark
+from aliquot_agent.picture import Observation
 from aliquot_agent.region import Usage
-from aliquot_agent.report import Reporter
-from aliquot_agent.watcher import Damage, Observation
+from aliquot_agent.report import Reporter, compose
 
 MIB = 1024**2
 LIMIT = 8000 * MIB
@@ -42,6 +43,9 @@ def observation(uid: str, *, used: int = 0, denied: int = 0, processes: int = 0)
     return Observation(claim=claim, share=share, usage=usage)
 
 
+HEALTHY = Mark("Healthy", True, "NoFault", "", "2026-01-01T00:00:00Z")
+
+
 class FakeApi:
     """Statuses by claim; `failure` is raised once, `refusal` each time."""
 
@@ -64,7 +68,16 @@ class Scene:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.seen: list[Observation] = []
-        self.reporter = Reporter(api=self.api, node="node-1", observations=lambda: self.seen, interval_s=15)
+        self.healthy = HEALTHY
+        self.resized: Mark | None = None
+        self.reporter = Reporter(
+            api=self.api,
+            node="node-1",
+            observations=lambda: self.seen,
+            health=lambda uuid: self.healthy,
+            resizes=lambda share: self.resized,
+            interval_s=15,
+        )
 
     def at(self, now_s: float, *seen: Observation) -> str | None:
         self.seen = list(seen)
@@ -73,7 +86,7 @@ class Scene:
 
 def test_the_status_names_the_share_and_its_numbers() -> None:
     seen = observation("u", used=3, denied=2, processes=1)
-    body = report.build(seen.claim, [seen])
+    body = report.build(seen.claim, [compose(seen, healthy=HEALTHY, resized=None)])
     assert body["metadata"] == {"name": "claim-u", "namespace": "team-a", "uid": "u"}
     (device,) = body["status"]["devices"]
     assert {key: device[key] for key in ("driver", "pool", "device", "shareID")} == {
@@ -82,9 +95,18 @@ def test_the_status_names_the_share_and_its_numbers() -> None:
         "device": "gpu-a",
         "shareID": "share-u",
     }
-    assert device["data"] == {"limit": LIMIT, "used": 3, "peak": 3, "denied": 2, "processes": 1}
+    assert device["data"] == {
+        "limit": LIMIT,
+        "used": 3,
+        "peak": 3,
+        "denied": 2,
+        "throttled_s": 0.0,
+        "processes": 1,
+    }
     assert [(condition["type"], condition["status"]) for condition in device["conditions"]] == [
-        ("Ready", "True")
+        ("Ready", "True"),
+        ("Healthy", "True"),
+        ("WithinQuota", "True"),
     ]
 
 
@@ -128,15 +150,19 @@ def test_a_failed_write_is_tried_again_after_the_interval() -> None:
     assert [name for name, _ in scene.api.written] == ["claim-u"]
 
 
-def test_a_damaged_ledger_is_a_condition_while_it_lasts() -> None:
+def test_faults_are_conditions_while_they_last() -> None:
     good = observation("u")
-    damaged = replace(good, damage=Damage(message="header is damaged", since="2026-02-03T04:05:06Z"))
-    (device,) = report.build(damaged.claim, [damaged])["status"]["devices"]
-    ready, damage = device["conditions"]
-    assert (ready["type"], ready["status"]) == ("Ready", "True")
-    assert (damage["type"], damage["status"]) == ("LedgerDamaged", "True")
-    assert damage["message"].startswith("header is damaged")
-    assert damage["lastTransitionTime"] == "2026-02-03T04:05:06Z"
+    damage = Mark(LEDGER_DAMAGED, True, "HeaderOverwritten", "header is damaged", "2026-02-03T04:05:06Z")
+    damaged = replace(good, faults=(damage,))
+    body = report.build(good.claim, [compose(damaged, healthy=HEALTHY, resized=None)])
+    condition = body["status"]["devices"][0]["conditions"][-1]
+    assert condition == {
+        "type": "LedgerDamaged",
+        "status": "True",
+        "reason": "HeaderOverwritten",
+        "message": "header is damaged",
+        "lastTransitionTime": "2026-02-03T04:05:06Z",
+    }
     scene = Scene()
     assert [scene.at(0, good), scene.at(20, damaged), scene.at(40, damaged), scene.at(60, good)] == [
         "u",
@@ -144,6 +170,54 @@ def test_a_damaged_ledger_is_a_condition_while_it_lasts() -> None:
         None,
         "u",
     ]
+
+
+def test_a_share_above_its_quota_says_so_and_since_when_it_is_within() -> None:
+    over = Mark(WITHIN_QUOTA, True, "OverQuota", "holds too much", "2026-02-03T04:05:06Z")
+    seen = replace(observation("u"), faults=(over,))
+    marks = compose(seen, healthy=HEALTHY, resized=None).marks
+    (within,) = [mark for mark in marks if mark.kind == WITHIN_QUOTA]
+    assert (within.status, within.reason, within.since) == (False, "OverQuota", "2026-02-03T04:05:06Z")
+    seen = replace(observation("u"), within_since="2026-03-03T04:05:06Z")
+    (within,) = [
+        mark for mark in compose(seen, healthy=HEALTHY, resized=None).marks if mark.kind == WITHIN_QUOTA
+    ]
+    assert (within.status, within.since) == (True, "2026-03-03T04:05:06Z")
+
+
+def test_a_sick_gpu_and_a_resize_are_written() -> None:
+    scene = Scene()
+    assert scene.at(0, observation("u")) == "u"
+    scene.healthy = Mark("Healthy", False, "Xid79", "fell off the bus", "2026-02-03T04:05:06Z")
+    assert scene.at(20, observation("u")) == "u"
+    scene.resized = Mark(RESIZED, False, "NoRoom", "no room", "2026-02-03T04:05:06Z")
+    assert scene.at(40, observation("u")) == "u"
+    assert scene.at(60, observation("u")) is None
+
+
+def test_words_of_any_length_are_cut() -> None:
+    fault = Mark(LEDGER_DAMAGED, True, "X", "x" * 40_000, "2026-02-03T04:05:06Z")
+    seen = replace(observation("u"), faults=(fault,))
+    body = report.build(seen.claim, [compose(seen, healthy=HEALTHY, resized=None)])
+    assert len(body["status"]["devices"][0]["conditions"][-1]["message"]) == 1000
+
+
+def test_all_conditions_together_are_no_more_than_the_server_takes() -> None:
+    kinds = (LEDGER_DAMAGED, "ShimMissing", "BooksDiffer", WITHIN_QUOTA)
+    faults = tuple(Mark(kind, True, "X", "", "2026-02-03T04:05:06Z") for kind in kinds)
+    resized = Mark(RESIZED, True, "Applied", "", "2026-02-03T04:05:06Z")
+    marks = compose(replace(observation("u"), faults=faults), healthy=HEALTHY, resized=resized).marks
+    assert len(marks) == len({mark.kind for mark in marks}) <= 8
+
+
+def test_a_paced_tenant_is_written_now_and_then() -> None:
+    def throttled(seconds: int) -> Observation:
+        seen = observation("u")
+        return replace(seen, usage=replace(seen.usage, throttled_ns=seconds * 10**9))
+
+    scene = Scene()
+    written = [scene.at(20.0 * step, throttled(step * 20)) for step in range(8)]
+    assert written == ["u", None, None, None, "u", None, None, None]
 
 
 def test_a_claim_whose_report_is_refused_is_left_alone_for_longer_each_time(

@@ -2,15 +2,23 @@
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aliquot_agent import region, sharedir
+from aliquot_agent import region, resize, sharedir
+from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
+from aliquot_agent.enforce import Enforcer
 from aliquot_agent.errors import NvmlError
+from aliquot_agent.executioner import Target
 from aliquot_agent.hardware import Hardware
+from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.nvml import GpuProcess, Inventory
+from aliquot_agent.outside import Outside
+from aliquot_agent.picture import Observation
+from aliquot_agent.pods import Pod
 from aliquot_agent.readiness import Readiness
 from aliquot_agent.watcher import Watcher
 from tests.unit.agent.kit import ESTIMATE, Node, make_claim, result
@@ -39,17 +47,59 @@ class FakeNvml:
         """Nothing is open."""
 
 
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeKiller:
+    """Keeps whom it was told to end."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def end(self, target: Target, *, grace_s: float, ask: bool = True) -> bool:
+        self.ended.append(target.host_pid)
+        return True
+
+    def condemned(self, target: Target) -> bool:
+        return target.host_pid in self.ended
+
+
+class Nobody:
+    """A server where nothing happens, and no pod is known."""
+
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        raise AssertionError("no eviction is expected")
+
+    delete_pod = evict
+
+    def pod(self, **_: object) -> None:
+        raise AssertionError("no pod is known")
+
+    def by_uid(self, uid: str) -> Pod | None:
+        return None
+
+    def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
+        return ()
+
+
 class Scene:
     """One prepared share, watched; this process is its tenant."""
 
     def __init__(self, node: Node, *, memory: str | None = "8000Mi", cores: str = "0") -> None:
         self.nvml = FakeNvml(node)
         self.gpu = node.gpus.gpus[0]
+        self.policy = NodePolicy()
         self.hardware = Hardware(
             open_nvml=lambda: self.nvml,  # type: ignore[arg-type, return-value] # same three methods
             readiness=Readiness(),
-            reserve_bytes=0,
-            shares_per_gpu=16,
+            policy=lambda: self.policy,
         )
         self.hardware.refresh()
         self.claims = node.claims()
@@ -58,12 +108,56 @@ class Scene:
         self.uid = ref.uid
         self.share: Path = node.claims_dir / ref.uid / device.share
         self.mounted = {device.share}  # where this process lives, as in its container
-        self.watcher = Watcher(
+        self.clock = Clock()
+        self.killer = FakeKiller()
+        self.outside = Outside()
+        self.library = True
+        self.changes: list[int] = []
+        self.watcher = self.new_watcher()
+
+    def new_watcher(self) -> Watcher:
+        """As after a restart of the agent."""
+        nobody = Nobody()
+        enforcer = Enforcer(killer=self.killer, api=nobody, events=nobody, policy=lambda: self.policy)
+        return Watcher(
             claims=self.claims,
             hardware=self.hardware,
-            changed=lambda: None,
+            pods=nobody,
+            judge=enforcer,
+            outside=self.outside,
+            policy=lambda: self.policy,
+            changed=lambda: self.changes.append(1),
             mounted=lambda _: frozenset(self.mounted),
+            has_library=lambda _: self.library,
+            monotonic_s=self.clock,
         )
+
+    def look(self, times: int = 1) -> Observation:
+        """Looks, a second apart; what was seen of the first share."""
+        for _ in range(times):
+            self.clock.now_s += 1
+            self.watcher.look()
+        return self.watcher.picture().observations[0]
+
+    def faults(self) -> dict[str, str]:
+        """Reasons of the faults that are shown."""
+        return {fault.kind: fault.reason for fault in self.watcher.picture().observations[0].faults}
+
+    def change(self, change: Callable[[PreparedShare], PreparedShare]) -> None:
+        """Changes the share's checkpoint."""
+        assert self.claims.change_share(self.uid, self.share.name, change) is not None
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit in the quota."""
+        with sharedir.ShareFiles(path=self.share) as opened:
+            return opened.quota().memory_limit_bytes
+
+    @property
+    def floor_bytes(self) -> int:
+        """The floor in the quota."""
+        with sharedir.ShareFiles(path=self.share) as opened:
+            return opened.quota().floor_bytes
 
     def use(self, used_bytes: int) -> None:
         """NVML shows this process with so much."""
@@ -127,8 +221,8 @@ def test_a_live_process_that_lost_its_lock_keeps_its_slot(scene: Scene) -> None:
     scene.use(100 * MIB)
     scene.watcher.look()  # learns the host pid
     tenant.die()  # closed all its descriptors
-    scene.watcher.look()
-    assert scene.watcher.picture().observations[0].usage.used_bytes == 100 * MIB
+    assert scene.look(2).usage.used_bytes == 100 * MIB
+    assert scene.faults() == {"LedgerDamaged": "SlotWithoutLock"}
 
 
 def test_a_ledger_that_was_truncated_is_put_right(
@@ -157,21 +251,32 @@ def test_a_quota_that_was_changed_is_put_right(scene: Scene) -> None:
     assert scene.watcher.picture().observations[0].usage.limit_bytes == 8000 * MIB
 
 
-def test_a_damaged_ledger_is_said_and_use_is_what_nvml_shows(scene: Scene) -> None:
+def test_a_damaged_ledger_is_said_and_healed_and_use_is_what_nvml_shows(scene: Scene) -> None:
     tenant = Tenant(scene.share)
+    scene.look()
     tenant.write_over()
-    scene.mounted.clear()
     scene.use(300 * MIB)
-    scene.watcher.look()
-    (seen,) = scene.watcher.picture().observations
-    assert seen.damage is not None
-    assert "header is damaged" in seen.damage.message
-    # This process has none of the share's files mounted, so NVML tells nothing of the share.
-    assert (seen.usage.limit_bytes, seen.usage.used_bytes) == (8000 * MIB, 0)
+    seen = scene.look()
+    (fault,) = [fault for fault in seen.faults if fault.kind == "LedgerDamaged"]
+    assert (fault.reason, fault.message) == ("HeaderOverwritten", "ledger header is damaged")
+    assert (seen.usage.limit_bytes, seen.usage.used_bytes) == (8000 * MIB, 300 * MIB)
 
-    first = seen.damage
-    scene.watcher.look()
-    assert scene.watcher.picture().observations[0].damage == first  # one report, not one a second
+    seen = scene.look()  # healed, and shown for a while
+    assert seen.faults == (fault,)
+    assert seen.usage.processes == 1
+    scene.use(0)
+    scene.clock.now_s += 120
+    assert scene.look().faults == ()
+    tenant.die()
+
+
+def test_slots_that_were_hidden_are_found_again(scene: Scene) -> None:
+    tenant = Tenant(scene.share, index=3)
+    tenant.write(used_bytes=100 * MIB)
+    assert scene.look().usage.used_bytes == 100 * MIB
+    tenant.hide_slots()
+    assert scene.look().usage.used_bytes == 100 * MIB
+    assert scene.faults() == {"LedgerDamaged": "SlotsHidden"}
     tenant.die()
 
 
@@ -283,7 +388,7 @@ def test_a_slot_with_the_identity_of_a_neighbours_process_takes_nothing(scene: S
 
 def test_a_process_whose_only_slot_is_forged_is_a_stranger(scene: Scene) -> None:
     tenant = Tenant(scene.share)
-    scene.mounted.clear()
+    scene.mounted.clear()  # and in no container of its
     scene.use(400 * MIB)
     for _ in range(2):
         scene.watcher.look()
@@ -298,3 +403,142 @@ def test_blocks_behind_the_end_of_a_ledger_are_given_back(scene: Scene) -> None:
     assert ledger.stat().st_blocks * 512 >= 16 * MIB
     scene.watcher.look()
     assert ledger.stat().st_blocks * 512 < 2 * MIB
+
+
+def test_a_process_outside_the_shim_is_named_floored_and_ended(scene: Scene) -> None:
+    scene.use(9000 * MIB)  # this process has the share's mounts and no slot
+    assert scene.look().faults == ()
+    scene.look()
+    assert scene.faults() == {"ShimMissing": "OutsideTheLibrary", "WithinQuota": "OverQuota"}
+    assert scene.floor_bytes == 9000 * MIB
+    assert scene.killer.ended == [os.getpid()]
+    seen = scene.watcher.picture().observations[0]
+    assert (seen.measured_bytes, seen.drift_bytes, seen.killed) == (9000 * MIB, 9000 * MIB, 1)
+
+    scene.nvml.running.clear()
+    scene.look()
+    assert scene.floor_bytes == 0
+    scene.clock.now_s += 120
+    assert scene.look().faults == ()
+    assert scene.look().within_since != ""
+
+
+def test_a_slot_without_the_library_does_not_count_as_the_shim(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=300 * MIB)
+    scene.library = False
+    scene.use(300 * MIB)
+    scene.look()
+    assert scene.faults() == {}
+    scene.look()
+    assert scene.faults() == {"ShimMissing": "OutsideTheLibrary"}
+    tenant.die()
+
+
+def test_an_honest_share_gets_no_floor_and_no_fault(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=7000 * MIB, contexts=1, changes=1)
+    scene.use(7300 * MIB)
+    scene.look(5)
+    assert (scene.faults(), scene.floor_bytes, scene.killer.ended) == ({}, 0, [])
+    tenant.die()
+
+
+def test_a_slot_that_was_lowered_is_seen_and_the_floor_counts(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=0, contexts=0, changes=1)
+    scene.use(5000 * MIB)
+    scene.look(2)
+    assert scene.faults() == {"BooksDiffer": "MoreThanCounted"}
+    assert scene.floor_bytes == 5000 * MIB
+    tenant.die()
+
+
+def test_a_process_that_came_while_the_driver_was_asked_is_no_stranger(scene: Scene) -> None:
+    tenants: list[Tenant] = []
+    listed = scene.nvml.processes
+
+    def come(gpu_uuid: str) -> tuple[GpuProcess, ...]:
+        if not tenants:
+            tenants.append(Tenant(scene.share))
+            tenants[0].write(used_bytes=9000 * MIB)
+        return listed(gpu_uuid)
+
+    scene.nvml.processes = come  # type: ignore[method-assign] # a process between two reads
+    scene.use(9000 * MIB)
+    scene.look()
+    assert dict(scene.watcher.picture().unaccounted) == {scene.gpu.uuid: 0}
+    tenants[0].die()
+
+
+def test_memory_outside_any_share_is_seen_on_every_gpu(scene: Scene, node: Node) -> None:
+    other = node.gpus.gpus[1]
+    scene.mounted.clear()
+    scene.use(300 * MIB)
+    scene.nvml.running[other.uuid] = (GpuProcess(host_pid=os.getpid(), used_bytes=500 * MIB),)
+    scene.look(2)
+    assert dict(scene.watcher.picture().outside) == {scene.gpu.uuid: 300 * MIB, other.uuid: 500 * MIB}
+    assert scene.outside.withheld_bytes(other.uuid) == 512 * MIB
+    assert scene.changes == [1]
+    assert scene.killer.ended == []  # nobody's share, nobody's quota
+
+
+def test_a_limit_goes_up_at_once_and_down_with_the_use(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=6000 * MIB + 1)
+    scene.look()
+    scene.change(lambda share: replace(share, limit_bytes=4000 * MIB))
+    assert scene.look().usage.limit_bytes == scene.limit_bytes == 6001 * MIB
+    tenant.write(used_bytes=5000 * MIB)
+    assert scene.look().usage.limit_bytes == 5000 * MIB
+    tenant.write(used_bytes=5000 * MIB)
+    scene.look(5)
+    assert scene.killer.ended == []
+    tenant.write(used_bytes=100 * MIB)
+    assert scene.look().usage.limit_bytes == 4000 * MIB
+    scene.change(lambda share: replace(share, limit_bytes=None))
+    assert scene.look().usage.limit_bytes == scene.limit_bytes == 8000 * MIB
+    tenant.die()
+
+
+def test_a_limit_that_is_on_its_way_down_goes_on_after_a_restart(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=6000 * MIB)
+    scene.look()
+    scene.change(lambda share: replace(share, limit_bytes=4000 * MIB))
+    scene.look()
+    scene.watcher.close()
+    scene.watcher = scene.new_watcher()
+    tenant.write(used_bytes=7000 * MIB)  # which the shim would have refused
+    assert scene.look().usage.limit_bytes == 6000 * MIB
+    scene.claims.repair(scene.claims.prepared()[0])
+    assert scene.limit_bytes == 6000 * MIB
+    tenant.die()
+
+
+def test_growth_that_is_withdrawn_counts_as_too_much_after_ten_seconds(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    scene.change(lambda share: resize.granted(resize.asked(share, 12000 * MIB)))
+    tenant.write(used_bytes=11000 * MIB)
+    scene.use(11000 * MIB)
+    assert scene.look().usage.limit_bytes == 12000 * MIB
+    scene.change(resize.withdrawn)
+    assert scene.look().usage.limit_bytes == 11000 * MIB  # nothing more from now on
+    assert scene.watcher.picture().observations[0].share.growth is Growth.LEAVING
+    scene.look(8)
+    assert scene.killer.ended == []
+    scene.look(4)
+    assert scene.killer.ended == [os.getpid()]
+    tenant.die()
+
+
+def test_one_damaged_share_does_not_stop_the_others(scene: Scene, node: Node) -> None:
+    ref = node.server.add(make_claim(result(scene.gpu, memory="1Gi"), name="neighbour"))
+    scene.claims.prepare(ref)
+    tenant = Tenant(scene.share)
+    tenant.write_over()
+    scene.use(9000 * MIB)
+    scene.look(2)
+    seen = {each.claim.uid: each for each in scene.watcher.picture().observations}
+    assert (seen[ref.uid].faults, seen[ref.uid].usage.used_bytes) == ((), 0)
+    tenant.die()

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pods of this node that hold claims: what the agent must know of them, kept by a watch.
+
+While the server is away the last answer holds: containers that run do not change their names.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent.errors import ApiError
+from aliquot_api.names import ANNOTATION_MEMORY_LIMIT
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_WATCH_S: Final = 300
+_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 10.0
+_DEFAULT_GRACE_S: Final = 30
+_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
+_STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One entry of a container's `resources.claims`."""
+
+    claim: str
+    """Name of the pod's entry in `spec.resourceClaims`."""
+    request: str
+    """Empty: all of the claim's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What the agent knows of a pod."""
+
+    uid: str
+    namespace: str
+    name: str
+    memory_limit: str | None = None
+    """Annotation aliquot.dev/gpu-memory-limit."""
+    grace_s: int = _DEFAULT_GRACE_S
+    containers: Mapping[str, tuple[Wanted, ...]] = field(default_factory=dict)
+    """By container name; only those that hold claims."""
+    container_names: Mapping[str, str] = field(default_factory=dict)
+    """By container ID, as the runtime's own (64 hexadecimal digits); of all containers."""
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """Name of the ResourceClaim by name of the pod's entry."""
+
+    def holds(self, claim: PreparedClaim) -> bool:
+        """Whether the pod holds this claim."""
+        return self.namespace == claim.namespace and claim.name in self.claims.values()
+
+    def containers_of(self, claim: PreparedClaim, share: PreparedShare) -> tuple[str, ...]:
+        """The containers that were given this share of a claim that the pod holds."""
+        entries = {entry for entry, name in self.claims.items() if name == claim.name}
+        return tuple(
+            container
+            for container, wanted in self.containers.items()
+            if any(each.claim in entries and each.request in ("", share.request) for each in wanted)
+        )
+
+
+def digest(pod: Mapping[str, Any]) -> Pod | None:
+    """What counts of a pod; None for one without claims."""
+    spec, status, metadata = pod["spec"], pod.get("status") or {}, pod["metadata"]
+    entries = spec.get("resourceClaims") or []
+    if not entries:
+        return None
+    claims = {str(each["name"]): str(each.get("resourceClaimName") or "") for each in entries}
+    for each in status.get("resourceClaimStatuses") or []:
+        claims[str(each["name"])] = str(each.get("resourceClaimName") or "")
+    containers = {}
+    for container in (each for key in _LISTS for each in spec.get(key) or []):
+        wanted = (container.get("resources") or {}).get("claims") or []
+        if wanted:
+            containers[str(container["name"])] = tuple(
+                Wanted(claim=str(each["name"]), request=str(each.get("request") or "").partition("/")[0])
+                for each in wanted
+            )
+    ids = {}
+    for each in (each for key in _STATUSES for each in status.get(key) or []):
+        container_id = str(each.get("containerID") or "").rpartition("/")[2]
+        if container_id:
+            ids[container_id] = str(each["name"])
+    grace_s = spec.get("terminationGracePeriodSeconds")
+    return Pod(
+        uid=str(metadata["uid"]),
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        memory_limit=(metadata.get("annotations") or {}).get(ANNOTATION_MEMORY_LIMIT),
+        grace_s=_DEFAULT_GRACE_S if grace_s is None else int(grace_s),
+        containers=containers,
+        container_names=ids,
+        claims={entry: name for entry, name in claims.items() if name},
+    )
+
+
+class PodStream(Protocol):
+    """One watch (kube.Watch)."""
+
+    def follow(self, resource_version: str, *, timeout_s: int) -> Iterator[tuple[str, Object]]:
+        """Pairs (ADDED | MODIFIED | DELETED, pod); raises ApiError."""
+
+    def stop(self) -> None:
+        """Ends it."""
+
+
+class PodApi(Protocol):
+    """Where pods are read (kube.Kube)."""
+
+    def list_pods(self, node: str) -> tuple[list[Object], str]:
+        """The pods of a node, and the resourceVersion to watch from."""
+
+    def pod_watch(self, node: str) -> PodStream:
+        """A watch on them."""
+
+
+class Pods:
+    """The book of pods. `start`, then `stop`. Thread-safe."""
+
+    def __init__(self, *, api: PodApi, node: str, changed: Callable[[], None] = lambda: None) -> None:
+        self._api = api
+        self._node = node
+        self._changed = changed
+        self._pods: Mapping[str, Pod] = {}
+        self._synced = False
+        self._events = api.pod_watch(node)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="pod-watch")
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._stop.set()
+        self._events.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def synced(self) -> bool:
+        """Whether the server has answered since the start."""
+        return self._synced
+
+    def by_uid(self, uid: str) -> Pod | None:
+        """The pod with this UID."""
+        return self._pods.get(uid)
+
+    def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
+        """The pods that hold a claim, by name."""
+        found = [pod for pod in self._pods.values() if pod.holds(claim)]
+        return tuple(sorted(found, key=lambda pod: pod.name))
+
+    def annotated(self) -> tuple[Pod, ...]:
+        """The pods that wish a limit."""
+        return tuple(pod for pod in self._pods.values() if pod.memory_limit is not None)
+
+    def replace(self, pods: Iterable[Object]) -> None:
+        """Takes a list as all there is."""
+        found = (digest(pod) for pod in pods)
+        self._pods = {pod.uid: pod for pod in found if pod is not None}
+        self._synced = True
+        self._changed()
+
+    def learn(self, kind: str, pod: Object) -> None:
+        """Takes one event."""
+        uid, known = str(pod["metadata"]["uid"]), None
+        if kind != "DELETED":
+            known = digest(pod)
+        if self._pods.get(uid) == known:
+            return
+        # Replaced, never changed: readers hold no lock.
+        others = {key: each for key, each in self._pods.items() if key != uid}
+        self._pods = others if known is None else {**others, uid: known}
+        self._changed()
+
+    def _loop(self) -> None:
+        delay_s = _RETRY_S
+        while not self._stop.is_set():
+            try:
+                listed, version = self._api.list_pods(self._node)
+                self.replace(listed)
+                delay_s = _RETRY_S
+                while not self._stop.is_set():
+                    for kind, pod in self._events.follow(version, timeout_s=_WATCH_S):
+                        version = str(pod["metadata"]["resourceVersion"])
+                        self.learn(kind, pod)
+            except ApiError as error:
+                if not self._stop.is_set() and error.status != 410:
+                    logger.warning("pods cannot be watched", extra={"error": str(error)})
+                self._stop.wait(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
