@@ -99,7 +99,7 @@ shim-release: setup ## Shim for glibc 2.17 and newer: build/shim/release/{x86_64
 testbed: setup ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (12 minutes on 2 cores)
 	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)
 
-images: sim shim ## Container images for the test bed, without a registry: build/images/aliquot.tar
+images: sim shim-release ## Container images for the test bed, without a registry: build/images/aliquot.tar
 	@$(STEP) "images" $(PYTHON) -m tests.system.images
 
 cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --help)

@@ -8,6 +8,7 @@ built again.
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def main() -> int:
         base=base,
         tree={
             "/opt/aliquot/site": _site("agent", wheel=wheel, python=python),
-            "/opt/aliquot/libaliquot.so": shim / "libaliquot.so",
+            "/opt/aliquot/libaliquot.so": shim / "release" / platform.machine() / "libaliquot.so",
             "/usr/local/bin/aliquot-agent": _script("aliquot_agent"),
         },
         env=PYTHON_ENV,
