@@ -74,7 +74,7 @@ bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
 
 ##@ Work on it
-.PHONY: setup packages shim shim-release sim testbed images cluster-up cluster-down lock clean help
+.PHONY: setup packages shim shim-release sim testbed images cluster-up cluster-down docs lock clean help
 setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
@@ -107,6 +107,9 @@ cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --he
 
 cluster-down: setup ## Remove it
 	@$(STEP) "remove cluster" $(CLUSTER) down
+
+docs: setup ## Write the pages that are made from data: docs/semantics.md
+	@$(STEP) "semantics page" $(PYTHON) -m tests.unit.webhook.semantics
 
 lock: ## Resolve the dependency ranges of pyproject.toml again (needs uv)
 	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --extra sim --group dev --upgrade \

@@ -112,7 +112,7 @@ def leave_others_alone(aliquot: Installation, team: Tenant) -> None:
     say("plain: runs")
     say(f"a GPU pod: {team.refusal(gpu_pod('refused', vgpu=1, gpumem=LIMIT_MIB))}")
     say("Refused, not started without a limit. The webhook comes back.")
-    bed.kubectl("-n", NAMESPACE, "scale", "deployment/aliquot-webhook", "--replicas=1")
+    bed.kubectl("-n", NAMESPACE, "scale", "deployment/aliquot-webhook", "--replicas=2")
     aliquot.wait_ready()
     say(f"And a pod that asks for too much: {team.refusal(gpu_pod('greedy', vgpu=1, gpumem=80000))}")
 

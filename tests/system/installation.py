@@ -28,8 +28,12 @@ Environment = Mapping[str, Mapping[str, str]]
 
 TEST_ENVIRONMENT: Final[Environment] = {
     "agent": {"ALIQUOT_REPORT_INTERVAL_S": "1"},
-    "controller": {"ALIQUOT_TEMPLATE_GRACE_S": "6"},
-    "webhook": {"ALIQUOT_TEMPLATE_GRACE_S": "6"},
+    "controller": {"ALIQUOT_COLLECT_INTERVAL_S": "1", "ALIQUOT_STALE_AFTER_S": "60"},
+    "webhook": {
+        "ALIQUOT_TEMPLATE_GRACE_S": "6",
+        "ALIQUOT_API_REQUEST_LIMIT_S": "2",
+        "ALIQUOT_CLOCK_SKEW_S": "1",
+    },
 }
 """Intervals that a test can wait for."""
 
@@ -149,7 +153,7 @@ class Installation:
 
     def _is_ready(self) -> bool:
         pods = self.bed.list("pods", NAMESPACE)
-        wanted = 1 + 2 * len(self.bed.nodes)
+        wanted = 4 + 2 * len(self.bed.nodes)  # two webhooks, two controllers; agent and simulator on each node
         ready = [pod for pod in pods if _is_true(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]]
         return len(ready) == len(pods) >= wanted and all(self.devices(node) for node in self.bed.nodes)
 

@@ -21,7 +21,7 @@ def webhook_is_dead(aliquot: Installation) -> Iterator[None]:
     selector = "app.kubernetes.io/name=aliquot-webhook"
     bed.wait_for(lambda: not bed.list("pods", NAMESPACE, labels=selector), what="the webhook to be gone")
     yield
-    bed.kubectl("-n", NAMESPACE, "scale", "deployment/aliquot-webhook", "--replicas=1")
+    bed.kubectl("-n", NAMESPACE, "scale", "deployment/aliquot-webhook", "--replicas=2")
     aliquot.wait_ready()
 
 

@@ -12,14 +12,17 @@ from tests.cluster import Cluster
 from tests.cluster.binaries import DEFAULT_KUBERNETES
 from tests.webhook_cluster.installation import Installation, gpu_slice
 
-GRACE_S = 8.0
 L4_MIB = 23034
 _NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A real cluster."""
+    """A real cluster; TESTBED_ATTACH names one that is up, for the quick loop of development."""
+    attached = os.environ.get("TESTBED_ATTACH")
+    if attached:
+        yield Cluster.attach(attached)
+        return
     version = os.environ.get("KUBERNETES", DEFAULT_KUBERNETES)
     gates = {"DRAConsumableCapacity": True} if version == "1.35" else {}
     with Cluster.up(name="webhook", nodes=1, kubernetes=version, gates=gates) as cluster:
@@ -30,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """Aliquot's control plane and one node with two L4 (as slices: nothing runs on them)."""
     folder: Path = tmp_path_factory.mktemp("webhook")
-    installation = Installation(cluster, folder, grace_s=GRACE_S)
+    installation = Installation(cluster, folder)
     cluster.apply(gpu_slice("node-1", sizes_mib=[L4_MIB, L4_MIB], product="NVIDIA L4"))
     try:
         installation.install()
@@ -43,7 +46,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
     """An opted-in namespace of the test's own."""
-    name = f"team-{next(_NUMBERS)}"
+    name = f"team-{os.getpid()}-{next(_NUMBERS)}"
     _create_namespace(cluster, name, {"aliquot.dev/inject": "enabled"})
     yield name
     cluster.delete("namespaces", name, timeout_s=None)
@@ -52,7 +55,7 @@ def namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
 @pytest.fixture
 def plain_namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace without the label."""
-    name = f"plain-{next(_NUMBERS)}"
+    name = f"plain-{os.getpid()}-{next(_NUMBERS)}"
     _create_namespace(cluster, name, {})
     yield name
     cluster.delete("namespaces", name, timeout_s=None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Webhook and controller as processes of this machine, with the permissions that the manifests give them.
 
-Everything of deploy/manifests/webhook.yaml is applied but the Deployment; the configuration calls the process
-by its address. No image has to be built, and a test can kill and restart what it likes.
+Everything of deploy/manifests is applied but the Deployments and the agent; the Service leads to the
+processes by an EndpointSlice of ours. No image has to be built, and a test can kill and restart what it
+likes.
 """
 
 import json
@@ -21,33 +22,58 @@ from tests.cluster import ApiError, Cluster
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
 NAMESPACE = "aliquot-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:aliquot-webhook"
+CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 STOP_S = 30
+GRACE_S = 8.0
+"""At least twice the two times below."""
+QUICK = {
+    "webhook": {
+        "template-grace-s": GRACE_S,
+        "api-request-limit-s": 3,
+        "clock-skew-s": 1,
+        "reservation-s": 5,
+    },
+    "controller": {
+        "collect-interval-s": 1,
+        "budget-interval-s": 0.5,
+        "in-flight-s": 5,
+        "reservation-s": 5,
+        "lease-s": 3,
+        "stale-after-s": 2,
+        "stale-interval-s": 0.5,
+    },
+}
+"""Times that a test can wait for."""
 
 
 class Installation:
-    """Aliquot's control plane on a cluster."""
+    """Aliquot's control plane on a cluster. Processes are called "webhook", "webhook-2", "controller" and so
+    on."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *, grace_s: float = 3600) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, **settings: object) -> None:
         self.cluster = cluster
         self._folder = folder
-        self._grace_s = grace_s
+        self._settings = {name.replace("_", "-"): value for name, value in settings.items()}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.host, self.port = _address_towards(cluster.server)
+        self._ports: dict[str, int] = {}
+        self.listed: set[str] = set()
+        self.host = _address_towards(cluster.server)
         self.manifests = [
             each
-            for name in ("webhook.yaml", "deviceclass.yaml")
+            for name in ("budgets.yaml", "webhook.yaml", "deviceclass.yaml")
             for each in yaml.safe_load_all((MANIFESTS / name).read_text())
             if each["kind"] != "Deployment"
         ]
         for each in self.manifests:
-            if each["kind"] == "MutatingWebhookConfiguration":
-                url = f"https://{self.host}:{self.port}/mutate"
-                each["webhooks"][0]["clientConfig"] = {"url": url}
+            if each["kind"] == "Service":
+                del each["spec"]["selector"]
+                each["spec"]["ports"] = [{"name": "https", "port": 443, "protocol": "TCP"}]
 
     def install(self) -> None:
         """Apply the manifests, start both processes, wait until the configuration can be used."""
         self.cluster.apply(self.manifests)
-        self._kubeconfig()
+        for account in ("webhook", "controller"):
+            self._kubeconfig(account)
         self.start("controller")
         self.start("webhook")
         self.wait_ready()
@@ -57,69 +83,136 @@ class Installation:
         for name in list(self._processes):
             self.stop(name)
 
-    def start(self, name: str) -> None:
-        """Start "webhook" or "controller"."""
-        command = [sys.executable, "-m", f"aliquot_{name}", "--kubeconfig", str(self._folder / "kubeconfig")]
-        command += ["--extra-hosts", self.host, "--template-grace-s", str(self._grace_s)]
-        if name == "webhook":
-            command += ["--host", self.host, "--port", str(self.port)]
+    def start(self, name: str, *, listed: bool = True, **settings: object) -> None:
+        """Start a process; `listed`: the API server may call it at once."""
+        kind = name.partition("-")[0]
+        port = self._ports[name] = _free_port(self.host)
+        command = [sys.executable, "-m", f"aliquot_{kind}", "--host", self.host, "--port", str(port)]
+        command += ["--kubeconfig", str(self._folder / f"{kind}.kubeconfig")]
+        own = {key.replace("_", "-"): value for key, value in settings.items()}
+        known = {key: value for key, value in self._settings.items() if key in QUICK[kind]}
+        for key, value in (QUICK[kind] | known | own).items():
+            command += [f"--{key}", str(value)]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        if kind == "webhook" and listed:
+            self.list_endpoints(self.listed | {name})
 
     def stop(self, name: str) -> None:
         """Ask it to end, and wait."""
+        if name in self.listed:
+            self.list_endpoints(self.listed - {name})
         process = self._processes.pop(name)
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_S)
 
+    def kill(self, name: str) -> None:
+        """As the kernel does when memory is short. Its address stays listed."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait(STOP_S)
+
+    def list_endpoints(self, names: set[str]) -> None:
+        """The processes that the API server may call."""
+        self.listed = names
+        self.cluster.apply(
+            [
+                {
+                    "apiVersion": "discovery.k8s.io/v1",
+                    "kind": "EndpointSlice",
+                    "metadata": {
+                        "name": name,
+                        "namespace": NAMESPACE,
+                        "labels": {"kubernetes.io/service-name": "aliquot-webhook"},
+                    },
+                    "addressType": "IPv4",
+                    "endpoints": [{"addresses": [self.host], "conditions": {"ready": name in names}}],
+                    "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+                }
+                for name, port in self._ports.items()
+                if name.startswith("webhook")
+            ]
+        )
+
     def log(self, name: str) -> str:
         """What it has said."""
-        return (self._folder / f"{name}.log").read_text()
+        log = self._folder / f"{name}.log"
+        return log.read_text() if log.exists() else ""
+
+    def page(self, name: str, path: str) -> str:
+        """A page of a process."""
+        scheme = "https" if name.startswith("webhook") else "http"
+        answer = subprocess.run(
+            ["curl", "-sk", f"{scheme}://{self.host}:{self._ports[name]}{path}"],
+            capture_output=True,
+            check=False,
+            timeout=10,
+        )
+        return answer.stdout.decode()
+
+    def memory_bytes(self, name: str) -> int:
+        """Resident memory of a process and its children."""
+        pid = self._processes[name].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in (pid, *children)]
+        return sum(pages) * 4096
 
     def wait_ready(self) -> None:
-        """Until a GPU pod gets an answer from us."""
+        """Until a GPU pod gets an answer from us, and the controller leads."""
         self.cluster.wait_for(lambda: self._answers() or None, what="the webhook's answer", timeout_s=30)
+        self.cluster.wait_for(lambda: self._leads() or None, what="a leading controller", timeout_s=30)
+
+    def is_ready(self, name: str) -> bool:
+        """As the kubelet asks."""
+        return self.page(name, "/readyz") == "ok\n"
+
+    def _leads(self) -> bool:
+        controllers = [name for name in self._processes if name.startswith("controller")]
+        return not controllers or any(
+            "aliquot_controller_leads 1.0" in self.page(name, "/metrics") for name in controllers
+        )
 
     def _answers(self) -> bool:
-        bundle = self._bundle()
-        if bundle is None or not _is_ready(self.host, self.port):
+        if not all(self.is_ready(name) for name in self.listed):
             return False
         secret = self.cluster.get("secrets", "aliquot-webhook-tls", NAMESPACE)
-        return bool(bundle == secret["data"]["ca.crt"])
+        return all(secret["data"]["ca.crt"] in bundle for bundle in self.bundles())
 
-    def _bundle(self) -> str | None:
-        configuration = self.cluster.get("mutatingwebhookconfigurations", "aliquot-webhook")
-        bundle: str | None = configuration["webhooks"][0]["clientConfig"].get("caBundle")
-        return bundle
+    def bundles(self) -> list[str]:
+        """`caBundle` of every webhook."""
+        return [
+            each["clientConfig"].get("caBundle", "")
+            for kind in CONFIGURATIONS
+            for each in self.cluster.get(kind, "aliquot-webhook")["webhooks"]
+        ]
 
-    def _kubeconfig(self) -> None:
+    def _kubeconfig(self, account: str) -> None:
+        name = f"aliquot-{account}"
         self.cluster.wait_for(
-            lambda: self.cluster.list("serviceaccounts", NAMESPACE) or None, what="service account"
+            lambda: self.cluster.get("serviceaccounts", name, NAMESPACE) or None, what="service account"
         )
-        token = self.cluster.kubectl("create", "token", "aliquot-webhook", "-n", NAMESPACE).strip()
+        token = self.cluster.kubectl("create", "token", name, "-n", NAMESPACE).strip()
         known = yaml.safe_load(self.cluster.kubeconfig.read_text())
         known["users"] = [{"name": "account", "user": {"token": token}}]
         known["contexts"] = [
             {"name": "account", "context": {"cluster": known["clusters"][0]["name"], "user": "account"}}
         ]
         known["current-context"] = "account"
-        (self._folder / "kubeconfig").write_text(yaml.safe_dump(known))
+        (self._folder / f"{account}.kubeconfig").write_text(yaml.safe_dump(known))
 
 
-def _address_towards(server: str) -> tuple[str, int]:
-    """An address of this machine that the API server can call, and a free port there."""
+def _address_towards(server: str) -> str:
+    """An address of this machine that the API server can call."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((urlsplit(server).hostname, 1))
         host: str = probe.getsockname()[0]
+    return host
+
+
+def _free_port(host: str) -> int:
     with socket.create_server((host, 0)) as listener:
-        return host, listener.getsockname()[1]
-
-
-def _is_ready(host: str, port: int) -> bool:
-    answer = subprocess.run(
-        ["curl", "-sk", f"https://{host}:{port}/readyz"], capture_output=True, check=False, timeout=10
-    )
-    return answer.stdout == b"ok\n"
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def gpu_slice(node: str, *, sizes_mib: list[int], product: str, shares: int = 16) -> dict[str, Any]:
@@ -140,6 +233,7 @@ def gpu_slice(node: str, *, sizes_mib: list[int], product: str, shares: int = 16
                         "uuid": {"string": f"GPU-{node}-{index}"},
                         "productName": {"string": product},
                         "memoryBytes": {"int": size * 1024**2},
+                        "sharing": {"string": "shim"},
                         "oversubscribed": {"bool": False},
                     },
                     "capacity": {

@@ -7,13 +7,14 @@ import sys
 import threading
 
 from aliquot_controller.runtime import Runtime
+from aliquot_controller.settings import ControllerSettings
 from aliquot_webhook import logs
-from aliquot_webhook.settings import CommonSettings, read
+from aliquot_webhook.settings import read
 
 
 def main() -> None:
     """Run until SIGTERM."""
-    settings = read(CommonSettings, prog="aliquot-controller", argv=sys.argv[1:], environ=os.environ)
+    settings = read(ControllerSettings, prog="aliquot-controller", argv=sys.argv[1:], environ=os.environ)
     logs.configure(settings.log_level)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletes our ResourceClaimTemplates that nobody has used for the grace period.
+"""Deletes our ResourceClaimTemplates that no pod names and whose `keep-until` is over.
 
 This is the deleting half of the protocol that `aliquot_webhook.templates` writes down. The order here is
 its part: read the template, then list the pods, then delete exactly the version that was read. Several
@@ -9,13 +9,17 @@ controllers at once do no harm.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 from aliquot_webhook.kube import ApiError
-from aliquot_webhook.templates import ROOT, SELECTOR, Api, collection, last_used
+from aliquot_webhook.templates import ROOT, SELECTOR, Api, collection, keep_until, parse_timestamp
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
+
+
+_UNSTAMPED_FOR: Final = timedelta(hours=1)
+"""How long a template stays whose stamp somebody has spoilt."""
 
 
 class ListApi(Api, Protocol):
@@ -29,10 +33,14 @@ class TemplateCollector:
     """Finds and deletes unused templates."""
 
     def __init__(
-        self, *, api: ListApi, grace_s: float, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        *,
+        api: ListApi,
+        on_delete: Callable[[], None] = lambda: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
-        self._grace = timedelta(seconds=grace_s)
+        self._on_delete = on_delete
         self._now = now
 
     def collect(self) -> int:
@@ -40,7 +48,7 @@ class TemplateCollector:
         templates, _ = self._api.list_all(f"{ROOT}/resourceclaimtemplates", {"labelSelector": SELECTOR})
         due: dict[str, list[JsonObject]] = {}
         for template in templates:
-            if self._now() - last_used(template) > self._grace:
+            if _stays_until(template) < self._now():
                 due.setdefault(text(dig(template, "metadata", "namespace")), []).append(template)
         deleted = 0
         for namespace, candidates in sorted(due.items()):
@@ -73,8 +81,17 @@ class TemplateCollector:
                 extra={"namespace": namespace, "template": name, "error": error.message},
             )
             return 0
+        self._on_delete()
         logger.info("deleted unused template", extra={"namespace": namespace, "template": name})
         return 1
+
+
+def _stays_until(template: JsonObject) -> datetime:
+    stated = keep_until(template)
+    if stated is not None:
+        return stated
+    created = parse_timestamp(dig(template, "metadata", "creationTimestamp"))
+    return (created or datetime.fromtimestamp(0, UTC)) + _UNSTAMPED_FOR
 
 
 def _used(pods: Iterable[JsonObject]) -> set[str]:

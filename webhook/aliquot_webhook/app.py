@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP surface: /mutate, /healthz, /readyz and /metrics. The only module that knows Flask."""
+"""The HTTP surface: /mutate, /validate, /healthz, /readyz and /metrics. The only module that knows Flask."""
 
 import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from flask import Flask, Request, Response, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.metrics import Metrics
-from aliquot_webhook.review import Reviewer
+from aliquot_webhook.reviews import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,20 @@ class BoundedFlask(Flask):
     request_class = BoundedRequest
 
 
-def create_app(*, reviewer: Reviewer, metrics: Metrics, not_ready: Callable[[], Sequence[str]]) -> Flask:
+class Judge(Protocol):
+    """Who answers reviews."""
+
+    def answer(self, review: object) -> Outcome:
+        """The answer; InvalidInput for what is no review."""
+
+
+def create_app(
+    *, mutator: Judge, validator: Judge, metrics: Metrics, not_ready: Callable[[], Sequence[str]]
+) -> Flask:
     """The WSGI application. `not_ready` says what is still missing before pods can be judged."""
     app = BoundedFlask("aliquot_webhook", static_folder=None)
 
-    @app.post("/mutate")
-    def mutate() -> Response:
+    def judged(judge: Judge, kind: str) -> Response:
         started = time.perf_counter()
         if request.mimetype != "application/json":
             return _text("want content type application/json", 415)
@@ -45,13 +53,21 @@ def create_app(*, reviewer: Reviewer, metrics: Metrics, not_ready: Callable[[], 
         if len(body) >= MAX_BODY_BYTES:  # a body of unknown length is cut there
             raise RequestEntityTooLarge
         try:
-            outcome = reviewer.answer(json.loads(body))
+            outcome = judge.answer(json.loads(body))
         except InvalidInput as error:
             return _text(str(error), 400)
         except (ValueError, RecursionError):
             return _text("body: want JSON", 400)
-        metrics.reviewed(result=outcome.result, seconds=time.perf_counter() - started)
+        metrics.reviewed(kind=kind, result=outcome.result, seconds=time.perf_counter() - started)
         return Response(json.dumps(outcome.review), mimetype="application/json")
+
+    @app.post("/mutate")
+    def mutate() -> Response:
+        return judged(mutator, "mutate")
+
+    @app.post("/validate")
+    def validate() -> Response:
+        return judged(validator, "validate")
 
     @app.get("/healthz")
     def healthz() -> Response:

@@ -24,6 +24,8 @@ _RENEW_AT: Final = 1 / 3
 """Renew when less than this part of the life is left."""
 _SKEW: Final = timedelta(hours=1)
 """Certificates are valid from before they are made: clocks differ."""
+_OVERLAP: Final = timedelta(hours=1)
+_MOST_OTHERS: Final = 2
 _AUTHORITY_NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aliquot webhook authority")])
 
 
@@ -69,6 +71,20 @@ def renewed(current: Bundle | None, *, hosts: Sequence[str], now: datetime) -> B
 def expiry(bundle: Bundle) -> datetime:
     """When the serving certificate ends."""
     return x509.load_pem_x509_certificate(bundle.certificate).not_valid_after_utc
+
+
+def trusted(authority_pem: bytes, present_pem: bytes, *, now: datetime) -> bytes:
+    """What the API server shall trust: `authority_pem`, and for a while what it trusts already, since a replica
+    may serve a certificate of that until it has read the new one."""
+    try:
+        authority = x509.load_pem_x509_certificate(authority_pem)
+        present = x509.load_pem_x509_certificates(present_pem)
+    except ValueError:
+        return authority_pem
+    if now - authority.not_valid_before_utc > _SKEW + _OVERLAP:
+        return authority_pem
+    others = [each for each in present if each != authority and each.not_valid_after_utc > now]
+    return authority_pem + b"".join(_certificate_pem(each) for each in others[:_MOST_OTHERS])
 
 
 def _authority(bundle: Bundle | None) -> _Pair | None:

@@ -1,84 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused, and what is accepted with a word of warning."""
+"""What is refused whatever the GPUs are, and what is accepted with a word of warning."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from aliquot_api import names, quantity
+from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.inventory import Inventory
-from aliquot_webhook.pods import Container
+from aliquot_webhook.pods import SECTIONS, Container
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.reach import beyond_its_share
 from aliquot_webhook.requests import GpuRequest
-from aliquot_webhook.wire import JsonObject, items, obj, text
+from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
+"""Where LimitRanger writes which defaults it has set."""
 
 
-def check_request(request: GpuRequest, container: Container, policy: Policy, inventory: Inventory) -> None:
-    resources = policy.resources
-    if not DNS_LABEL.fullmatch(container.name):
-        raise InvalidInput(
-            field=f"spec.containers[{container.index}].name",
-            value=container.name[:64],
-            fix="want a DNS label of at most 63 characters",
-        )
-    count = container.stated.get(resources.count)
-    if count is not None and request.count > 1 and not policy.count_is_distinct:
-        raise InvalidInput(
-            field=count.field,
-            value=count.value,
-            fix="several GPUs for one container are not supported yet on this Kubernetes version"
-            " (they work from 1.36); ask for 1",
-        )
-    largest = inventory.largest
-    if largest is None:
-        return
-    memory = container.stated.get(resources.memory)
-    wanted = request.memory_bytes or 0
-    if memory is not None and wanted > largest.memory_bytes:
-        raise InvalidInput(
-            field=memory.field,
-            # As a number: the API server has turned the author's 80000 into 80k before we see it.
-            value=wanted // quantity.MIB,
-            fix=f"no GPU of this cluster is that large; the largest, {largest.product or 'unnamed'},"
-            f" has {largest.memory_bytes // quantity.MIB} (MiB)",
-        )
-    available = inventory.most_on_one_node(wanted)
-    if count is not None and request.count > available:
-        size = f" of that size ({wanted // quantity.MIB} MiB)" if wanted else ""
-        raise InvalidInput(
-            field=count.field,
-            value=count.value,
-            fix=f"{resources.count} counts different physical GPUs on one node, and no node has more"
-            f" than {available}{size}",
-        )
-
-
-def check_pod(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy) -> None:
-    if len(requests) > policy.max_requests:
-        raise InvalidInput(
-            field="spec.containers",
-            value=f"{len(requests)} containers with GPUs",
-            fix=f"want at most {policy.max_requests} in one pod",
-        )
-    devices = sum(request.count for request in requests)
-    if devices > policy.max_devices:
-        raise InvalidInput(
-            field="spec.containers",
-            value=f"{devices} GPUs",
-            fix=f"want at most {policy.max_devices} in one pod, over all its containers",
-        )
-    if spec.get("nodeName"):
-        raise InvalidInput(
-            field="spec.nodeName",
-            value=text(spec["nodeName"])[:64],
-            fix="a pod with GPUs has to pass the scheduler; use nodeSelector kubernetes.io/hostname",
-        )
-    if all(request.is_whole for request in requests) and policy.allow_privileged_whole_gpu:
+def check_reach(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy) -> None:
+    """A pod with a limit must not be able to lift it."""
+    if policy.allow_privileged_whole_gpu and all(request.is_whole for request in requests):
         return
     problem = next(beyond_its_share(spec), None)
     if problem is not None:
@@ -86,29 +31,36 @@ def check_pod(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy) 
 
 
 def check_names(spec: JsonObject, containers: Sequence[Container]) -> None:
-    everyone = [
-        text(obj(each).get("name"))
-        for kind in ("containers", "initContainers")
-        for each in items(spec.get(kind))
-    ]
+    """Names become names of requests, and have to tell containers apart."""
+    everyone = Counter(
+        text(obj(each).get("name")) for section in SECTIONS for each in items(spec.get(section))
+    )
     for container in containers:
-        if everyone.count(container.name) > 1:
-            raise InvalidInput(
-                field=f"spec.containers[{container.index}].name",
-                value=container.name[:64],
-                fix="container names must be unique in a pod",
-            )
+        if not DNS_LABEL.fullmatch(container.name):
+            fix = "want a DNS label of at most 63 characters"
+        elif everyone[container.name] > 1:
+            fix = "container names must be unique in a pod"
+        else:
+            continue
+        raise InvalidInput(
+            field=f"spec.{container.section}[{container.index}].name", value=container.name[:64], fix=fix
+        )
 
 
-def container_warnings(container: Container, policy: Policy) -> Iterator[str]:
+def container_warnings(container: Container, policy: Policy, pod: JsonObject) -> Iterator[str]:
+    """What of a container's resources does not count."""
     priority = policy.resources.priority
     for name in container.found.conflicts:
         yield f"container {container.name}: limit and request of {name} differ; the limit counts"
-    for name, found in container.found.stated.items():
-        if name == priority:
+    if container.stated is container.found.stated:
+        if priority in container.stated:
             yield f"container {container.name}: {priority} has no meaning in Aliquot and is dropped"
+        return
+    defaults = text(obj(dig(pod, "metadata", "annotations")).get(LIMIT_RANGER))
+    for name, found in container.found.stated.items():
         counted = container.stated.get(name)
-        if counted is None or counted.value != found.value:
+        # LimitRanger runs again after us and puts its defaults back: nobody asked for that.
+        if (counted is None or counted.value != found.value) and name not in defaults:
             yield (
                 f"{found.field}: {found.value} is ignored: the pod was converted before, see annotation"
                 f" {names.REQUEST_ANNOTATION}; to ask anew, remove that annotation and the claim"
@@ -117,6 +69,7 @@ def container_warnings(container: Container, policy: Policy) -> Iterator[str]:
 
 
 def pod_warnings(spec: JsonObject, inventory: Inventory) -> Iterator[str]:
+    """What the pod's author should know about where and when it will run."""
     if inventory.largest is None:
         yield "Aliquot knows no GPU in this cluster yet: the pod waits until a node publishes one"
     scheduler = text(spec.get("schedulerName"))

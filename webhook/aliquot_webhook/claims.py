@@ -14,13 +14,13 @@ from typing import Final, Literal, NotRequired, TypedDict
 from aliquot_api import names, quantity
 from aliquot_api.config import ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.inventory import Inventory
-from aliquot_webhook.policy import DEFAULT_SHARES
 from aliquot_webhook.requests import GpuRequest
 from aliquot_webhook.wire import items, obj
 
 NAME_PREFIX: Final = "aliquot-"
 _HASH_DIGITS: Final = 16
+_CANONICAL: Final = json.JSONEncoder(separators=(",", ":"))
+"""Every key is written below, in one order, so nothing has to be sorted."""
 
 
 class CapacityRequests(TypedDict):
@@ -48,14 +48,29 @@ class ExactRequest(TypedDict):
     allocationMode: Literal["ExactCount"]
     count: int
     capacity: CapacityRequests
-    selectors: NotRequired[list[DeviceSelector]]
+    selectors: list[DeviceSelector]
+
+
+class SubRequest(ExactRequest):
+    """One of the alternatives of a device request."""
+
+    name: str
 
 
 class DeviceRequest(TypedDict):
-    """One container's entry in a claim."""
+    """One container's entry in a claim; it has one of the two."""
 
     name: str
-    exactly: ExactRequest
+    exactly: NotRequired[ExactRequest]
+    firstAvailable: NotRequired[list[SubRequest]]
+
+
+class Constraint(TypedDict):
+    """Something that the devices of these requests share, or do not; it has one of the two."""
+
+    requests: list[str]
+    matchAttribute: NotRequired[str]
+    distinctAttribute: NotRequired[str]
 
 
 class OpaqueConfig(TypedDict):
@@ -76,6 +91,7 @@ class DeviceClaim(TypedDict):
     """`devices` of a claim spec."""
 
     requests: list[DeviceRequest]
+    constraints: NotRequired[list[Constraint]]
     config: NotRequired[list[ClaimConfig]]
 
 
@@ -93,58 +109,95 @@ class ClaimTemplate:
     spec: ClaimSpec
 
 
-def claim_template(requests: Sequence[GpuRequest], inventory: Inventory) -> ClaimTemplate:
-    """The template for a pod that makes these requests, whatever their order."""
-    # Largest first: the allocator backtracks, and finds out early that the hardest request cannot fit.
-    ordered = sorted(
-        requests,
-        key=lambda request: (
-            request.memory_bytes is not None,
-            -(request.memory_bytes or 0),
-            -request.count,
-            request.container,
-        ),
-    )
-    devices: DeviceClaim = {"requests": [_device_request(request, inventory) for request in ordered]}
-    whole = [request.container for request in ordered if request.is_whole]
-    if whole:
-        parameters = ShareConfig(sharing=Sharing.EXCLUSIVE).encode()
-        devices["config"] = [
-            {"requests": whole, "opaque": {"driver": names.DRIVER, "parameters": parameters}}
-        ]
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to serve a request."""
+
+    selector: str
+    memory_bytes: int | None
+    """Per GPU; None leaves it to the device's default, which is all of it."""
+    shares: int | None = None
+    """None is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A request as it stands in a claim: its name, and its alternatives, most welcome first."""
+
+    name: str
+    request: GpuRequest
+    alternatives: tuple[Alternative, ...]
+
+
+def claim_template(
+    requests: Sequence[PlannedRequest],
+    constraints: Sequence[Constraint] = (),
+    *,
+    sharing: Sharing = Sharing.SHIM,
+) -> ClaimTemplate:
+    """The template of a claim for these requests, in this order, on GPUs that are shared that way."""
+    devices: DeviceClaim = {"requests": [_device_request(planned) for planned in requests]}
+    if constraints:
+        devices["constraints"] = list(constraints)
+    config = _config(requests, sharing)
+    if config:
+        devices["config"] = config
     spec: ClaimSpec = {"devices": devices}
-    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(canonical.encode()).hexdigest()[:_HASH_DIGITS]
-    return ClaimTemplate(name=f"{NAME_PREFIX}{_summary(ordered)}-{digest}", spec=spec)
+    digest = hashlib.sha256(_CANONICAL.encode(spec).encode()).hexdigest()[:_HASH_DIGITS]
+    return ClaimTemplate(name=f"{NAME_PREFIX}{_summary(requests)}-{digest}", spec=spec)
 
 
-def _device_request(request: GpuRequest, inventory: Inventory) -> DeviceRequest:
+def _config(requests: Sequence[PlannedRequest], sharing: Sharing) -> list[ClaimConfig]:
+    """What the agent has to do beyond holding limits."""
+    by_mode: dict[Sharing, list[str]] = {}
+    for planned in requests:
+        mode = Sharing.EXCLUSIVE if planned.request.is_whole else sharing
+        if mode is not Sharing.SHIM:  # the agent's default
+            by_mode.setdefault(mode, []).append(planned.name)
+    return [
+        {
+            "requests": names_of_mode,
+            "opaque": {"driver": names.DRIVER, "parameters": ShareConfig(sharing=mode).encode()},
+        }
+        for mode, names_of_mode in by_mode.items()
+    ]
+
+
+def _device_request(planned: PlannedRequest) -> DeviceRequest:
+    if len(planned.alternatives) == 1:
+        return {"name": planned.name, "exactly": _exact(planned.request, planned.alternatives[0])}
+    return {
+        "name": planned.name,
+        "firstAvailable": [
+            {"name": f"choice-{index}", **_exact(planned.request, alternative)}
+            for index, alternative in enumerate(planned.alternatives)
+        ],
+    }
+
+
+def _exact(request: GpuRequest, alternative: Alternative) -> ExactRequest:
     # Cores are always written: what an omitted one means is the node's business, not the pod's.
     capacity = {names.CAPACITY_CORES: str(request.cores_percent)}
-    exactly: ExactRequest = {
+    if alternative.memory_bytes is not None:
+        capacity[names.CAPACITY_MEMORY] = quantity.format_mebibytes(alternative.memory_bytes)
+    if alternative.shares is not None:
+        capacity[names.CAPACITY_SHARES] = str(alternative.shares)
+    return {
         "deviceClassName": names.DEVICE_CLASS,
         "allocationMode": "ExactCount",
         "count": request.count,
         "capacity": {"requests": capacity},
+        "selectors": [{"cel": {"expression": alternative.selector}}],
     }
-    if request.memory_bytes is not None:  # omitted: the device's default, which is all of it
-        capacity[names.CAPACITY_MEMORY] = quantity.format_mebibytes(request.memory_bytes)
-    if request.is_exclusive_share:
-        # Cores alone do not keep out sharers that reserve none, so take every share of the card. The
-        # selector keeps that true on a card that has more shares than the usual one.
-        shares = inventory.usual_shares(request.memory_bytes or 0) or DEFAULT_SHARES
-        capacity[names.CAPACITY_SHARES] = str(shares)
-        expression = (
-            f'device.capacity["{names.DRIVER}"].{names.CAPACITY_SHARES}.compareTo(quantity("{shares}")) == 0'
-        )
-        exactly["selectors"] = [{"cel": {"expression": expression}}]
-    return {"name": request.container, "exactly": exactly}
 
 
-def _summary(ordered: Sequence[GpuRequest]) -> str:
-    first = ordered[0]
-    size = "gpu" if first.memory_bytes is None else f"{first.memory_bytes // quantity.MIB}mi"
-    more = f"-and-{len(ordered) - 1}-more" if len(ordered) > 1 else ""
+def _summary(requests: Sequence[PlannedRequest]) -> str:
+    first = requests[0].request
+    if first.memory_percent is not None:
+        size = f"{first.memory_percent}percent"
+    else:
+        size = "gpu" if first.memory_bytes is None else f"{first.memory_bytes // quantity.MIB}mi"
+    more = f"-and-{len(requests) - 1}-more" if len(requests) > 1 else ""
     return f"{first.count}x{size}{more}"
 
 

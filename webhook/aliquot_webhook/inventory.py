@@ -6,21 +6,56 @@ Sizes are nominal (`memoryBytes`), so consumption and live capacity never change
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aliquot_api import names, quantity
+from aliquot_api.config import Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+
+NUMA_NODE = "resource.kubernetes.io/numaNode"
+PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One shareable GPU, as far as admission cares."""
+    """A kind of shareable GPU, as far as admission cares."""
 
     memory_bytes: int
     shares: int
     product: str = ""
+    sharing: str = Sharing.SHIM.value
+    numa_node: int | None = None
+    pcie_root: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One physical GPU."""
+
+    uuid: str
+    node: str
+    gpu: Gpu
+
+
+class Memo:
+    """A bounded store of answers; forgetting one costs only time."""
+
+    _MOST = 256
+
+    def __init__(self) -> None:
+        self._answers: dict[Hashable, object] = {}
+
+    def get(self, question: Hashable) -> object:
+        """The answer, None if it is not known."""
+        return self._answers.get(question)
+
+    def put(self, question: Hashable, answer: object) -> None:
+        """Keep it."""
+        if len(self._answers) >= self._MOST:
+            self._answers = {}
+        self._answers[question] = answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +64,53 @@ class Inventory:
 
     gpus: tuple[tuple[Gpu, int], ...] = ()
     """Each kind of GPU with how many the cluster has, largest memory first."""
-    nodes: tuple[tuple[int, ...], ...] = ()
-    """Memory sizes of one node's GPUs, largest first; equal nodes once."""
+    nodes: tuple[tuple[Gpu, ...], ...] = ()
+    """One node's GPUs, largest first; equal nodes once."""
+    places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
+    """Every GPU by its UUID in lower case; those without a UUID are not here."""
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+    """Answers that were computed from this snapshot, by question: many pods are alike."""
 
     @property
     def largest(self) -> Gpu | None:
         """The GPU with most memory, None while no GPU is known."""
         return self.gpus[0][0] if self.gpus else None
 
+    @property
+    def most_gpus(self) -> int:
+        """How many GPUs the best node has."""
+        return max(map(len, self.nodes), default=0)
+
     def most_on_one_node(self, memory_bytes: int) -> int:
         """How many GPUs of at least `memory_bytes` the best node has."""
-        return max((sum(size >= memory_bytes for size in node) for node in self.nodes), default=0)
+        return max(
+            (sum(gpu.memory_bytes >= memory_bytes for gpu in node) for node in self.nodes),
+            default=0,
+        )
 
-    def usual_shares(self, memory_bytes: int) -> int | None:
-        """The `shares` of most GPUs of at least `memory_bytes`, the larger one when equal; None if there
-        is no such GPU."""
-        counted: Counter[int] = Counter()
-        for gpu, number in self.gpus:
-            if gpu.memory_bytes >= memory_bytes:
-                counted[gpu.shares] += number
-        return max(counted, key=lambda shares: (counted[shares], shares), default=None)
+    def most_together(self, where: Callable[[Gpu], object]) -> int:
+        """How many GPUs of one node agree about `where`; 0 if none says it."""
+        counts = [
+            max(Counter(where(gpu) for gpu in node if where(gpu) is not None).values(), default=0)
+            for node in self.nodes
+        ]
+        return max(counts, default=0)
+
+    def only(self, fits: Callable[[Gpu], bool]) -> "Inventory":
+        """These GPUs and no others."""
+        nodes = {tuple(gpu for gpu in node if fits(gpu)) for node in self.nodes}
+        return Inventory(
+            gpus=tuple((gpu, number) for gpu, number in self.gpus if fits(gpu)),
+            nodes=_largest_first(nodes),
+        )
+
+
+def of_places(places: Iterable[Place]) -> Inventory:
+    """The inventory of these GPUs."""
+    by_node: dict[str, list[Gpu]] = {}
+    for place in places:
+        by_node.setdefault(place.node, []).append(place.gpu)
+    return _inventory(by_node, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +119,8 @@ class Slice:
 
     pool: str
     generation: int
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[tuple[str, Gpu], ...]
+    """With the UUID of each, which may be empty."""
 
 
 def parse_slice(resource_slice: JsonObject) -> Slice:
@@ -67,11 +130,11 @@ def parse_slice(resource_slice: JsonObject) -> Slice:
     return Slice(
         pool=text(dig(spec, "pool", "name")),
         generation=generation if isinstance(generation, int) else 0,
-        gpus=tuple(gpu for device in items(spec.get("devices")) if (gpu := _gpu(obj(device)))),
+        gpus=tuple(found for device in items(spec.get("devices")) if (found := _gpu(obj(device)))),
     )
 
 
-def _gpu(device: JsonObject) -> Gpu | None:
+def _gpu(device: JsonObject) -> tuple[str, Gpu] | None:
     attributes, capacity = obj(device.get("attributes")), obj(device.get("capacity"))
     memory = dig(attributes, "memoryBytes", "int")
     # Oversubscribed GPUs are outside the class that we write into claims.
@@ -81,7 +144,16 @@ def _gpu(device: JsonObject) -> Gpu | None:
         shares = quantity.parse(text(dig(capacity, names.CAPACITY_SHARES, "value")), field="shares")
     except InvalidInput:
         return None
-    return Gpu(memory_bytes=memory, shares=shares, product=text(dig(attributes, "productName", "string")))
+    numa_node = dig(attributes, NUMA_NODE, "int")
+    gpu = Gpu(
+        memory_bytes=memory,
+        shares=shares,
+        product=text(dig(attributes, "productName", "string")),
+        sharing=text(dig(attributes, "sharing", "string")) or Sharing.SHIM.value,
+        numa_node=numa_node if isinstance(numa_node, int) else None,
+        pcie_root=text(dig(attributes, PCIE_ROOT, "string")) or None,
+    )
+    return text(dig(attributes, "uuid", "string")), gpu
 
 
 def summarise(slices: Iterable[Slice]) -> Inventory:
@@ -90,16 +162,36 @@ def summarise(slices: Iterable[Slice]) -> Inventory:
     slices = tuple(slices)
     for each in slices:
         newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
-    pools: dict[str, list[Gpu]] = {}
+    by_node: dict[str, list[Gpu]] = {}
+    places: dict[str, Place] = {}
     for each in slices:
-        if each.generation == newest[each.pool]:
-            pools.setdefault(each.pool, []).extend(each.gpus)
-    counted = Counter(gpu for gpus in pools.values() for gpu in gpus)
-    shapes = {tuple(sorted((gpu.memory_bytes for gpu in gpus), reverse=True)) for gpus in pools.values()}
+        if each.generation != newest[each.pool]:
+            continue
+        by_node.setdefault(each.pool, []).extend(gpu for _, gpu in each.gpus)
+        for uuid, gpu in each.gpus:
+            if uuid:
+                places[uuid.lower()] = Place(uuid=uuid, node=each.pool, gpu=gpu)
+    return _inventory(by_node, places)
+
+
+def _inventory(by_node: Mapping[str, Sequence[Gpu]], places: Mapping[str, Place]) -> Inventory:
+    counted = Counter(gpu for gpus in by_node.values() for gpu in gpus)
+    shapes = {tuple(sorted(gpus, key=_rank)) for gpus in by_node.values()}
     return Inventory(
-        gpus=tuple(sorted(counted.items(), key=lambda item: (-item[0].memory_bytes, item[0].product))),
-        nodes=tuple(sorted(shapes - {()}, reverse=True)),
+        gpus=tuple(sorted(counted.items(), key=lambda item: _rank(item[0]))),
+        nodes=_largest_first(shapes),
+        places=places,
     )
+
+
+def _rank(gpu: Gpu) -> tuple[object, ...]:
+    """Largest memory first; the rest only makes the order the same everywhere."""
+    where = (-1 if gpu.numa_node is None else gpu.numa_node, gpu.pcie_root or "")
+    return (-gpu.memory_bytes, gpu.product, gpu.shares, gpu.sharing, *where)
+
+
+def _largest_first(nodes: Iterable[tuple[Gpu, ...]]) -> tuple[tuple[Gpu, ...], ...]:
+    return tuple(sorted({node for node in nodes if node}, key=lambda node: [_rank(gpu) for gpu in node]))
 
 
 class LiveInventory:

@@ -13,11 +13,12 @@ class Metrics:
         prefix = f"{METRICS_PREFIX}webhook"
         self._registry = CollectorRegistry()
         self._reviews = Counter(
-            f"{prefix}_reviews", "Admission reviews answered.", ["result"], registry=self._registry
+            f"{prefix}_reviews", "Admission reviews answered.", ["kind", "result"], registry=self._registry
         )
         self._seconds = Histogram(
             f"{prefix}_review_seconds",
             "Time to answer an admission review.",
+            ["kind"],
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=self._registry,
         )
@@ -33,10 +34,10 @@ class Metrics:
             registry=self._registry,
         )
 
-    def reviewed(self, *, result: str, seconds: float) -> None:
-        """One review was answered: patched, unchanged, or refused for a reason."""
-        self._reviews.labels(result=result).inc()
-        self._seconds.observe(seconds)
+    def reviewed(self, *, kind: str, result: str, seconds: float) -> None:
+        """One review (mutate, validate) was answered: patched, unchanged, or refused for a reason."""
+        self._reviews.labels(kind=kind, result=result).inc()
+        self._seconds.labels(kind=kind).observe(seconds)
 
     def template_written(self, kind: str) -> None:
         """A template was created or refreshed."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON Patch (RFC 6902): the few operations that a rewrite needs."""
 
+import functools
 from typing import Literal, NotRequired, TypedDict
 
 
@@ -12,6 +13,7 @@ class Operation(TypedDict):
     value: NotRequired[object]
 
 
+@functools.lru_cache(maxsize=4096)  # few resources at few places: the same pointers all day
 def pointer(*steps: str | int) -> str:
     """A JSON pointer (RFC 6901): `nvidia.com/vgpu` becomes `nvidia.com~1vgpu`."""
     return "/" + "/".join(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a pod: which containers ask for GPUs, what an earlier pass recorded, where our claim stands."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
@@ -14,14 +15,20 @@ from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 HAMI_OPT_OUT: Final = ("hami.io/webhook", "ignore")
+SECTIONS: Final[tuple[Literal["containers", "initContainers"], ...]] = ("containers", "initContainers")
+"""Where a pod can have GPUs; ephemeral containers cannot have resources."""
+_LABEL_LENGTH: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """An app container that states, or once stated, handled resources."""
+    """A container that states, or once stated, handled resources."""
 
+    section: Literal["containers", "initContainers"]
     index: int
     name: str
+    is_sequential: bool
+    """An init container that ends before the app containers start (a sidecar does not)."""
     resources: JsonObject
     found: Found
     stated: Mapping[str, Stated]
@@ -38,18 +45,32 @@ def is_left_alone(pod: JsonObject) -> bool:
     )
 
 
-def claim_index(spec: JsonObject) -> int | None:
-    """Where the pod has a claim of the name that we use."""
-    for index, claim in enumerate(items(spec.get("resourceClaims"))):
-        if obj(claim).get("name") == names.POD_CLAIM_NAME:
-            return index
-    return None
+def own_claim_name(container: str) -> str:
+    """The name, in the pod, of a claim that only this container uses; a DNS label whatever the length."""
+    name = f"{names.POD_CLAIM_NAME}-{container}"
+    if len(name) <= _LABEL_LENGTH:
+        return name
+    digest = hashlib.sha256(container.encode(errors="replace")).hexdigest()[:8]
+    return f"{name[: _LABEL_LENGTH - 9].rstrip('-')}-{digest}"
 
 
-def own_claim(resources: JsonObject) -> int | None:
-    """Where a container's resources name our claim."""
+def has_claim(spec: JsonObject) -> bool:
+    """Whether the pod has a claim of a name that we may have given."""
+    return any(
+        text(obj(claim).get("name")).startswith(names.POD_CLAIM_NAME)
+        for claim in items(spec.get("resourceClaims"))
+    )
+
+
+def own_names(record: Collection[str]) -> frozenset[str]:
+    """The names that our claims have in a pod whose GPU containers are those of the record."""
+    return frozenset((names.POD_CLAIM_NAME, *map(own_claim_name, record)))
+
+
+def own_entry(resources: JsonObject, ours: frozenset[str]) -> int | None:
+    """Where a container's resources name one of our claims."""
     for index, claim in enumerate(items(resources.get("claims"))):
-        if obj(claim).get("name") == names.POD_CLAIM_NAME:
+        if obj(claim).get("name") in ours:
             return index
     return None
 
@@ -84,27 +105,36 @@ def record_of(pod: JsonObject) -> dict[str, dict[str, Stated]]:
 def containers_of(
     spec: JsonObject, record: Mapping[str, Mapping[str, Stated]], policy: Policy
 ) -> Iterator[Container]:
-    """App containers that are, or have to be, converted."""
+    """Containers that are, or have to be, converted."""
     handled = policy.resources.all()
-    for index, each in enumerate(items(spec.get("containers"))):
-        container = obj(each)
-        resources = obj(container.get("resources"))
-        found = find(resources, path=f"spec.containers[{index}].resources", handled=handled)
-        name = text(container.get("name"))
-        # LimitRanger runs again after us and puts its defaults back: the record goes before them.
-        recorded = record.get(name, {}) if own_claim(resources) is not None else {}
-        stated = {key: value for key, value in recorded.items() if key in handled} or found.stated
-        if stated:
-            yield Container(index=index, name=name, resources=resources, found=found, stated=stated)
+    ours = own_names(record)
+    for section in SECTIONS:
+        for index, each in enumerate(items(spec.get(section))):
+            container = obj(each)
+            resources = obj(container.get("resources"))
+            if not resources:
+                continue
+            found = find(resources, path=f"spec.{section}[{index}].resources", handled=handled)
+            name = text(container.get("name"))
+            # LimitRanger runs again after us and puts its defaults back: the record goes before them.
+            recorded = record.get(name, {}) if record and own_entry(resources, ours) is not None else {}
+            stated = {key: value for key, value in recorded.items() if key in handled} or found.stated
+            if stated:
+                yield Container(
+                    section=section,
+                    index=index,
+                    name=name,
+                    is_sequential=section == "initContainers" and container.get("restartPolicy") != "Always",
+                    resources=resources,
+                    found=found,
+                    stated=stated,
+                )
 
 
-def refuse_other_places(spec: JsonObject, policy: Policy) -> None:
-    """Handled resources where they cannot be served must not be left in: the pod would wait for ever."""
-    handled = policy.resources.all()
-    places = [("spec.resources", spec.get("resources"), "ask in the container that uses the GPU")]
-    for index, each in enumerate(items(spec.get("initContainers"))):
-        fix = "GPUs for init containers are not supported yet; ask in an app container"
-        places.append((f"spec.initContainers[{index}].resources", obj(each).get("resources"), fix))
-    for path, resources, fix in places:
-        for stated in find(obj(resources), path=path, handled=handled).stated.values():
-            raise InvalidInput(field=stated.field, value=stated.value, fix=fix)
+def refuse_pod_level(spec: JsonObject, policy: Policy) -> None:
+    """Handled resources of the pod as a whole must not be left in: it would wait for ever."""
+    found = find(obj(spec.get("resources")), path="spec.resources", handled=policy.resources.all())
+    for stated in found.stated.values():
+        raise InvalidInput(
+            field=stated.field, value=stated.value, fix="ask in the container that uses the GPU"
+        )

@@ -20,9 +20,9 @@ class ResourceNames:
     cores: str = names.RESOURCE_CORES
     priority: str = names.RESOURCE_PRIORITY
 
-    def all(self) -> tuple[str, ...]:
+    def all(self) -> frozenset[str]:
         """Every handled name. None of them may stay in a pod: no node advertises them."""
-        return (self.count, self.memory, self.memory_percent, self.cores, self.priority)
+        return frozenset((self.count, self.memory, self.memory_percent, self.cores, self.priority))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,23 @@ class Policy:
     """Input of `rewrite` that is the same for every pod."""
 
     resources: ResourceNames = field(default_factory=ResourceNames)
+    default_memory_mib: int = 0
+    """Per GPU, for containers that state no memory; 0: all of it (HAMi's defaultMemory)."""
+    default_cores_percent: int = 0
+    """For containers that state no cores and get no card for themselves (defaultCores)."""
+    default_count: int = 1
+    """For containers that state memory or cores only (defaultGPUNum)."""
+    memory_factor: int = 1
+    """MiB that one unit of the memory resource stands for (memoryFactor)."""
     allow_privileged_whole_gpu: bool = False
     """A privileged container sees every GPU of its node: whole cards only, and only where this is set."""
+    allow_without_gpus: bool = True
+    """Admit pods while no node publishes a GPU (they wait: pools that grow on demand need that)."""
     count_is_distinct: bool = True
     """The server gives `count: N` N different GPUs: from Kubernetes 1.36; 1.35 gives one GPU N times."""
     max_devices: int = 32
-    """AllocationResultsMaxSize of resource.k8s.io/v1."""
+    """AllocationResultsMaxSize of resource.k8s.io/v1, for one claim."""
     max_requests: int = 8
-    """GPU containers per pod: the scheduler's search grows exponentially with the requests of a claim
-    (eight requests of which one cannot fit cost it seconds per node)."""
+    """GPU requests per pod."""
+    max_search: int = 41_000
+    """Ways in which the scheduler may try to place a pod on one node before it gives up; see `search`."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names, quantity
-from aliquot_webhook.claims import claim_template, covers
-from aliquot_webhook.inventory import Inventory
+from aliquot_api.config import Sharing
+from aliquot_webhook import cel
+from aliquot_webhook.claims import Alternative, PlannedRequest, claim_template, covers
 from aliquot_webhook.kube import ApiError
 from aliquot_webhook.loops import Loop
 from aliquot_webhook.requests import GpuRequest
@@ -58,7 +59,8 @@ def _class_problem(api: Api) -> str | None:
 
 def _capacity_problem(api: Api, namespace: str) -> str | None:
     request = GpuRequest(container="probe", count=1, memory_bytes=quantity.MIB, cores_percent=0)
-    template = claim_template([request], Inventory())
+    way = Alternative(selector=cel.equals("sharing", Sharing.SHIM), memory_bytes=request.memory_bytes)
+    template = claim_template([PlannedRequest(name="probe", request=request, alternatives=(way,))])
     try:
         live = api.call(
             "POST",

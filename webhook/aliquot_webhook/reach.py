@@ -7,7 +7,7 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.wire import JsonObject, dig, items, text
+from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 CAPABILITIES: Final = frozenset({"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "DAC_READ_SEARCH"})
 """With these a container can mount, load code into the kernel, write to devices, or open any file of a file
@@ -32,7 +32,9 @@ def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
     """Each thing in pod spec `spec` that would make a GPU limit a mere wish."""
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(items(spec.get(kind))):
-            yield from _container(container, path=f"spec.{kind}[{index}].securityContext")
+            context = obj(container).get("securityContext")
+            if context:
+                yield from _context(context, path=f"spec.{kind}[{index}].securityContext")
     if spec.get("hostPID") is True:
         yield InvalidInput(
             field="spec.hostPID",
@@ -50,8 +52,8 @@ def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
             )
 
 
-def _container(container: object, *, path: str) -> Iterator[InvalidInput]:
-    if dig(container, "securityContext", "privileged") is True:
+def _context(context: object, *, path: str) -> Iterator[InvalidInput]:
+    if dig(context, "privileged") is True:
         yield InvalidInput(
             field=f"{path}.privileged",
             value=True,
@@ -59,7 +61,7 @@ def _container(container: object, *, path: str) -> Iterator[InvalidInput]:
             " limit; name the capabilities it needs instead"
             " (whole GPUs: only where the administrator allows it)",
         )
-    for capability in items(dig(container, "securityContext", "capabilities", "add")):
+    for capability in items(dig(context, "capabilities", "add")):
         if text(capability).upper().removeprefix("CAP_") in CAPABILITIES:
             yield InvalidInput(
                 field=f"{path}.capabilities.add",

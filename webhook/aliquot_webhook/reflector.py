@@ -90,9 +90,7 @@ class Reflector:
                 return 0.0
             logger.warning("watch failed", extra={"list": self.name, "error": error.message})
             if 400 <= error.status < 500:
-                self._problem = (
-                    f"Aliquot's webhook cannot watch {self.name}; check its ClusterRole ({error.message})"
-                )
+                self._problem = _problem(self.name, error)
             return _RETRY_S
         return 0.0
 
@@ -117,3 +115,9 @@ class Reflector:
             finally:
                 self._open = None
         return version
+
+
+def _problem(name: str, error: ApiError) -> str:
+    if error.status == 404:
+        return f"the API server does not know {name}; an administrator has to apply Aliquot's manifests again"
+    return f"Aliquot's webhook cannot watch {name}; check its ClusterRole ({error.message})"

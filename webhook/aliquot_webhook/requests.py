@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from aliquot_api import quantity
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.policy import ResourceNames
-from aliquot_webhook.wire import JsonObject, obj
+from aliquot_webhook.policy import Policy
+from aliquot_webhook.wire import JsonObject
 
 SECTIONS: Final[tuple[Literal["limits", "requests"], ...]] = ("limits", "requests")
 """Where a container states resources; a limit goes before a request."""
@@ -36,6 +36,9 @@ class Found:
     """Resource names whose limit and request differ."""
 
 
+NOTHING: Final = Found()
+
+
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
     """GPUs for one container."""
@@ -43,35 +46,59 @@ class GpuRequest:
     container: str
     count: int
     memory_bytes: int | None
-    """Per GPU; None is all of it."""
+    """Per GPU; None is all of it, or a percentage."""
     cores_percent: int
+    memory_percent: int | None = None
+    """Of each GPU's nominal memory, 1 to 99; in place of `memory_bytes`."""
+    alone: bool = False
+    """Takes every share of its cards, whatever else it leaves unused."""
+
+    @property
+    def takes_all_memory(self) -> bool:
+        """Neither an amount nor a percentage."""
+        return self.memory_bytes is None and self.memory_percent is None
 
     @property
     def is_whole(self) -> bool:
         """Whole cards: nobody shares them, so no limit needs to be held."""
-        return self.memory_bytes is None and self.cores_percent == 100
+        return self.cores_percent == 100 and self.takes_all_memory
 
     @property
     def is_exclusive_share(self) -> bool:
         """A memory limit on a card that nobody else may use."""
-        return self.memory_bytes is not None and self.cores_percent == 100
+        return not self.takes_all_memory and (self.alone or self.cores_percent == 100)
 
 
-def find(resources: JsonObject, *, path: str, handled: tuple[str, ...]) -> Found:
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """What a container's values mean."""
+
+    request: GpuRequest
+    is_sequential: bool
+    """The container is over before the others start."""
+    count: Stated | None = None
+    memory: Stated | None = None
+    """What the author wrote about these, if anything."""
+    warnings: tuple[str, ...] = ()
+
+
+def find(resources: JsonObject, *, path: str, handled: frozenset[str]) -> Found:
     """The handled resources below `resources`, which stands at `path`."""
     stated: dict[str, Stated] = {}
     places: list[tuple[str, str]] = []
     conflicts: list[str] = []
     for section in SECTIONS:
-        given = obj(resources.get(section))
-        for name in handled:
-            if name not in given:
+        given = resources.get(section)
+        if not isinstance(given, dict) or handled.isdisjoint(given):
+            continue
+        for name in given:
+            if name not in handled:
                 continue
             places.append((section, name))
             value = Stated(value=_as_text(given[name]), field=f"{path}.{section}[{name}]")
             if stated.setdefault(name, value).value != value.value:
                 conflicts.append(name)
-    return Found(stated=stated, places=tuple(places), conflicts=tuple(conflicts))
+    return Found(stated=stated, places=tuple(places), conflicts=tuple(conflicts)) if places else NOTHING
 
 
 def _as_text(value: object) -> str:
@@ -80,30 +107,98 @@ def _as_text(value: object) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
-def understand(stated: Mapping[str, Stated], *, container: str, names: ResourceNames) -> GpuRequest | None:
-    """The request that these values mean; None if they ask for no GPU.
+def understand(
+    stated: Mapping[str, Stated],
+    *,
+    container: str,
+    policy: Policy,
+    limit: tuple[Stated, int] | None = None,
+    cores_limit: tuple[Stated, int] | None = None,
+    alone: bool = False,
+    exclusive: bool = False,
+    is_sequential: bool = False,
+) -> Meant | None:
+    """What these values mean, None if they ask for no GPU; with what annotations say about this container:
+    `limit` in bytes, `cores_limit` in percent, `alone` on its cards, `exclusive` use of them.
 
-    Raises InvalidInput for a value that means nothing, or something that is not supported.
+    Raises InvalidInput for a value that means nothing, or a contradiction.
     """
-    percent = stated.get(names.memory_percent)
-    if percent is not None:
-        raise InvalidInput(
-            field=percent.field,
-            value=percent.value,
-            fix=f"a percentage of memory is not supported yet; ask for MiB with {names.memory}",
-        )
-    count, memory, cores = (stated.get(name) for name in (names.count, names.memory, names.cores))
-    if count is None and memory is None and cores is None:
+    resources = policy.resources
+    count, memory = stated.get(resources.count), stated.get(resources.memory)
+    percent, cores = stated.get(resources.memory_percent), stated.get(resources.cores)
+    if count is None and memory is None and percent is None and cores is None:
         return None
-    memory_bytes = None if memory is None else _mebibytes(memory) * quantity.MIB
-    # HAMi: a bare count means cards for oneself, a memory size means sharing.
-    default_cores = 100 if memory is None else 0
-    return GpuRequest(
-        container=container,
-        count=1 if count is None else _count(count),
-        memory_bytes=memory_bytes,
-        cores_percent=default_cores if cores is None else _percent(cores),
+    warnings: list[str] = []
+    memory_percent = None if percent is None else _memory_percent(percent)
+    says_all = percent is not None and memory_percent is None
+    memory_bytes = _memory_bytes(memory, percent, policy, limit, warnings)
+    if memory_bytes is not None:
+        memory_percent = None
+    elif percent is None and not exclusive:
+        memory_bytes = policy.default_memory_mib * quantity.MIB or None
+    cores_percent = _cores(cores, cores_limit, warnings)
+    if cores_percent is None:
+        # HAMi: a bare count, or all of the memory, means cards for oneself; a part of it means sharing.
+        takes_all = memory_bytes is None and memory_percent is None
+        cores_percent = 100 if exclusive or says_all or takes_all else policy.default_cores_percent
+    elif exclusive and cores_percent != 100:
+        blamed = cores or (cores_limit and cores_limit[0])
+        raise InvalidInput(
+            field=blamed.field if blamed else resources.cores,
+            value=cores_percent,
+            fix="sharing: exclusive takes all cores; leave this out",
+        )
+    return Meant(
+        request=GpuRequest(
+            container=container,
+            count=policy.default_count if count is None else _count(count),
+            memory_bytes=memory_bytes,
+            cores_percent=cores_percent,
+            memory_percent=memory_percent,
+            alone=alone or exclusive,
+        ),
+        is_sequential=is_sequential,
+        count=count,
+        memory=memory or (limit[0] if limit else percent),
+        warnings=tuple(warnings),
     )
+
+
+def _memory_bytes(
+    memory: Stated | None,
+    percent: Stated | None,
+    policy: Policy,
+    limit: tuple[Stated, int] | None,
+    warnings: list[str],
+) -> int | None:
+    memory_bytes = None if memory is None else _mebibytes(memory, policy.memory_factor) * quantity.MIB
+    if memory is not None and percent is not None:
+        warnings.append(f"{percent.field}: {percent.value} is ignored: {memory.field} counts")
+    if limit is None:
+        return memory_bytes
+    annotation, limit_bytes = limit
+    other = memory or percent
+    if other is not None and limit_bytes != memory_bytes:
+        raise InvalidInput(
+            field=annotation.field,
+            value=annotation.value,
+            fix=f"{other.field} says {other.value}; keep one of the two, or make them equal",
+        )
+    return limit_bytes
+
+
+def _cores(cores: Stated | None, limit: tuple[Stated, int] | None, warnings: list[str]) -> int | None:
+    value = None if cores is None else _cores_percent(cores, warnings)
+    if limit is None:
+        return value
+    annotation, limit_percent = limit
+    if cores is not None and value != limit_percent:
+        raise InvalidInput(
+            field=annotation.field,
+            value=annotation.value,
+            fix=f"{cores.field} says {cores.value}; keep one of the two, or make them equal",
+        )
+    return limit_percent
 
 
 def _count(stated: Stated) -> int:
@@ -117,8 +212,8 @@ def _count(stated: Stated) -> int:
     return number
 
 
-def _mebibytes(stated: Stated) -> int:
-    number = _whole(stated, fix="want a whole number of MiB such as 8000")
+def _mebibytes(stated: Stated, factor: int) -> int:
+    number = _whole(stated, fix="want a whole number of MiB such as 8000") * factor
     if number < 1:
         raise InvalidInput(
             field=stated.field,
@@ -131,11 +226,24 @@ def _mebibytes(stated: Stated) -> int:
     return number
 
 
-def _percent(stated: Stated) -> int:
+def _memory_percent(stated: Stated) -> int | None:
+    number = _whole(stated, fix="want a whole percentage such as 50")
+    if not 1 <= number <= 100:
+        raise InvalidInput(
+            field=stated.field,
+            value=stated.value,
+            fix="want a percentage from 1 to 100; remove the line to get all memory of the GPU",
+        )
+    return None if number == 100 else number
+
+
+def _cores_percent(stated: Stated, warnings: list[str]) -> int:
     number = _whole(stated, fix="want a whole percentage such as 30")
-    if not 0 <= number <= 100:
+    if number < 0:
         raise InvalidInput(field=stated.field, value=stated.value, fix="want a percentage from 0 to 100")
-    return number
+    if number > 100:
+        warnings.append(f"{stated.field}: {stated.value} is more than a GPU has; it counts as 100")
+    return min(number, 100)
 
 
 def _whole(stated: Stated, *, fix: str) -> int:

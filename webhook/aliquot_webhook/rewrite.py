@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rewrite`: a pod that asks for GPU shares becomes a JSON Patch and a claim template, or a refusal.
+"""`rewrite`: a pod that asks for GPU shares becomes a JSON Patch and claim templates, or a refusal.
 
 Pure, total and deterministic: any JSON is an acceptable pod. It computes what the pod should look like from
 the resources that stand in it and from those that an earlier pass took out (kept in an annotation), and
 patches the difference. So a second pass over its own result changes nothing, a container that was injected
-between two passes joins the claim, and a restored copy of a converted pod gets its template again.
+between two passes joins the claim, and a restored copy of a converted pod gets its templates again.
 """
 
 import enum
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook import checks, patch, pods
-from aliquot_webhook.claims import NAME_PREFIX, ClaimTemplate, claim_template
+from aliquot_webhook import checks, environment, patch, placement, pods, wishes
+from aliquot_webhook.arrange import Arrangement, arrange
+from aliquot_webhook.candidates import Candidates, candidates
+from aliquot_webhook.claims import NAME_PREFIX, ClaimTemplate
+from aliquot_webhook.fitting import NotYetKnown
 from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.patch import Operation
 from aliquot_webhook.pods import Container
 from aliquot_webhook.policy import Policy
-from aliquot_webhook.requests import GpuRequest, understand
-from aliquot_webhook.wire import JsonObject, items, obj, text
+from aliquot_webhook.requests import Meant, understand
+from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_webhook.wishes import Wishes
+
+_RECORD: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Reason(enum.StrEnum):
@@ -41,10 +48,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """How to convert the pod, and the template that has to exist first (None: only keys are removed)."""
+    """How to convert the pod, and the templates that have to exist first (none: only keys are removed)."""
 
     operations: tuple[Operation, ...]
-    template: ClaimTemplate | None
+    templates: tuple[ClaimTemplate, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -54,42 +61,90 @@ def rewrite(pod: object, policy: Policy, inventory: Inventory) -> Patch | Refusa
         return _rewrite(obj(pod), policy, inventory)
     except InvalidInput as error:
         return Refusal(reason=Reason.INVALID, message=str(error))
+    except NotYetKnown as error:
+        return Refusal(reason=Reason.NOT_READY, message=str(error))
 
 
 def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | None:
     spec = obj(pod.get("spec"))
     if pods.is_left_alone(pod):
         return None
-    claim_index = pods.claim_index(spec)
-    record = pods.record_of(pod) if claim_index is not None else {}
+    record = pods.record_of(pod) if pods.has_claim(spec) else {}
     containers = list(pods.containers_of(spec, record, policy))
-    pods.refuse_other_places(spec, policy)
+    pods.refuse_pod_level(spec, policy)
     if not containers:
         return None
 
-    warnings: list[str] = []
-    requests: list[GpuRequest] = []
-    for container in containers:
-        warnings += checks.container_warnings(container, policy)
-        request = understand(container.stated, container=container.name, names=policy.resources)
-        if request is not None:
-            checks.check_request(request, container, policy, inventory)
-            requests.append(request)
+    warnings = [word for each in containers for word in checks.container_warnings(each, policy, pod)]
+    wished = _wishes(pod, containers, policy)
+    askers = _askers(containers, wished, policy, warnings)
     operations = [operation for container in containers for operation in _removals(container)]
-    if not requests:
-        return Patch(operations=tuple(operations), template=None, warnings=tuple(warnings))
+    if not askers:
+        return Patch(operations=tuple(operations), warnings=tuple(warnings))
 
-    checks.check_pod(spec, requests, policy)
     checks.check_names(spec, containers)
+    if not (inventory.gpus or policy.allow_without_gpus):
+        raise NotYetKnown("no node of this cluster has published a GPU; try again when one has")
+    checks.check_reach(spec, [asker.request for asker in askers], policy)
+    found = candidates(wished.choice, inventory)
+    arrangement = _arrangement(askers, wished, found, policy, inventory)
+    warnings += [*wished.warnings, *found.warnings, *arrangement.warnings]
+    warnings += [*environment.warnings(spec), *placement.warnings(spec)]
     warnings += checks.pod_warnings(spec, inventory)
-    template = claim_template(requests, inventory)
-    holders = {request.container for request in requests}
-    holding = [container for container in containers if container.name in holders]
+    holding = [container for container in containers if container.name in arrangement.entries]
     operations += _annotation_operations(pod, holding)
-    operations += _pod_claim_operations(spec, claim_index, record, template.name)
+    operations += _pod_claim_operations(spec, record, arrangement)
+    ours = pods.own_names(record)
     for container in holding:
-        operations += _container_claim_operations(container)
-    return Patch(operations=tuple(operations), template=template, warnings=tuple(warnings))
+        operations += _container_claim_operations(container, arrangement, ours)
+    operations += environment.operations(spec)
+    operations += placement.operations(spec)
+    templates = tuple(claim.template for claim in arrangement.claims)
+    return Patch(operations=tuple(operations), templates=templates, warnings=tuple(warnings))
+
+
+def _wishes(pod: JsonObject, containers: Sequence[Container], policy: Policy) -> Wishes:
+    annotations = obj(dig(pod, "metadata", "annotations"))
+    if wishes.KEYS.isdisjoint(annotations):
+        return wishes.NONE
+    priority = policy.resources.priority
+    asking = [each.name for each in containers if each.stated.keys() != {priority}]
+    return wishes.read(annotations, asking) if asking else wishes.NONE
+
+
+def _askers(
+    containers: Sequence[Container], wished: Wishes, policy: Policy, warnings: list[str]
+) -> list[Meant]:
+    askers = []
+    for container in containers:
+        meant = understand(
+            container.stated,
+            container=container.name,
+            policy=policy,
+            limit=wished.memory.get(container.name),
+            cores_limit=wished.cores.get(container.name),
+            alone=wished.alone,
+            exclusive=wished.exclusive,
+            is_sequential=container.is_sequential,
+        )
+        if meant is not None:
+            warnings += meant.warnings
+            askers.append(meant)
+    return askers
+
+
+def _arrangement(
+    askers: Sequence[Meant], wished: Wishes, found: Candidates, policy: Policy, inventory: Inventory
+) -> Arrangement:
+    """The claims; of pods without wishes they are remembered, for the next replica will ask the same."""
+    if wished is not wishes.NONE:
+        return arrange(askers, wished, found, policy)
+    question = (policy, tuple((meant.request, meant.is_sequential) for meant in askers))
+    known = inventory.memo.get(question)
+    if not isinstance(known, Arrangement):
+        known = arrange(askers, wished, found, policy)
+        inventory.memo.put(question, known)
+    return known
 
 
 def _annotation_operations(pod: JsonObject, containers: Sequence[Container]) -> Iterator[Operation]:
@@ -97,7 +152,7 @@ def _annotation_operations(pod: JsonObject, containers: Sequence[Container]) -> 
         container.name: {name: stated.value for name, stated in container.stated.items()}
         for container in containers
     }
-    encoded = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    encoded = _RECORD.encode(record)
     metadata = pod.get("metadata")
     annotations = obj(metadata).get("annotations")
     if not isinstance(metadata, dict):
@@ -109,32 +164,50 @@ def _annotation_operations(pod: JsonObject, containers: Sequence[Container]) -> 
 
 
 def _pod_claim_operations(
-    spec: JsonObject, index: int | None, record: Mapping[str, object], template: str
+    spec: JsonObject, record: Mapping[str, object], arrangement: Arrangement
 ) -> Iterator[Operation]:
-    entry = {"name": names.POD_CLAIM_NAME, "resourceClaimTemplateName": template}
+    wanted = {
+        claim.name: {"name": claim.name, "resourceClaimTemplateName": claim.template.name}
+        for claim in arrangement.claims
+    }
     claims = spec.get("resourceClaims")
-    if index is not None:
-        present = obj(items(claims)[index])
-        ours = text(present.get("resourceClaimTemplateName")).startswith(NAME_PREFIX)
-        if not (record and ours):
-            raise InvalidInput(
-                field=f"spec.resourceClaims[{index}].name",
-                value=names.POD_CLAIM_NAME,
-                fix="this name belongs to the claim that Aliquot adds; give yours another one",
-            )
-        if present != entry:
-            yield patch.replace(entry, "spec", "resourceClaims", index)
-    elif isinstance(claims, list):
-        yield patch.add(entry, "spec", "resourceClaims", "-")
+    ours = pods.own_names(record)
+    surplus = []
+    for index, each in enumerate(items(claims)):
+        present = obj(each)
+        name = text(present.get("name"))
+        if name in wanted or name in ours:
+            is_made = text(present.get("resourceClaimTemplateName")).startswith(NAME_PREFIX)
+            if not (record and is_made):
+                if name not in wanted:
+                    continue
+                raise InvalidInput(
+                    field=f"spec.resourceClaims[{index}].name",
+                    value=name,
+                    fix="this name belongs to a claim that Aliquot adds; give yours another one",
+                )
+            entry = wanted.pop(name, None)
+            if entry is None:
+                surplus.append(index)
+            elif present != entry:
+                yield patch.replace(entry, "spec", "resourceClaims", index)
+    # From the end, so that no removal moves another; what is added stands behind.
+    for index in reversed(surplus):
+        yield patch.remove("spec", "resourceClaims", index)
+    if isinstance(claims, list):
+        for entry in wanted.values():
+            yield patch.add(entry, "spec", "resourceClaims", "-")
     else:
-        yield patch.add([entry], "spec", "resourceClaims")
+        yield patch.add(list(wanted.values()), "spec", "resourceClaims")
 
 
-def _container_claim_operations(container: Container) -> Iterator[Operation]:
-    entry = {"name": names.POD_CLAIM_NAME, "request": container.name}
-    base = ("spec", "containers", container.index, "resources", "claims")
+def _container_claim_operations(
+    container: Container, arrangement: Arrangement, ours: frozenset[str]
+) -> Iterator[Operation]:
+    entry = arrangement.entries[container.name]
+    base = ("spec", container.section, container.index, "resources", "claims")
     claims = container.resources.get("claims")
-    index = pods.own_claim(container.resources)
+    index = pods.own_entry(container.resources, ours) if claims else None
     if index is not None:
         if items(claims)[index] != entry:
             yield patch.replace(entry, *base, index)
@@ -146,4 +219,4 @@ def _container_claim_operations(container: Container) -> Iterator[Operation]:
 
 def _removals(container: Container) -> Iterator[Operation]:
     for section, name in container.found.places:
-        yield patch.remove("spec", "containers", container.index, "resources", section, name)
+        yield patch.remove("spec", container.section, container.index, "resources", section, name)

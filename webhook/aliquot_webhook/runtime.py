@@ -2,12 +2,16 @@
 """Assembles the webhook's parts, starts and stops them."""
 
 import logging
+from pathlib import Path
 from typing import Final
 from wsgiref.types import WSGIApplication
 
 from aliquot_api import names
 from aliquot_webhook import certs
 from aliquot_webhook.app import create_app
+from aliquot_webhook.budget import BudgetOffice
+from aliquot_webhook.budgets import Budgets
+from aliquot_webhook.charges import LEDGERS, Charges
 from aliquot_webhook.inventory import LiveInventory
 from aliquot_webhook.kube import Kube
 from aliquot_webhook.loops import Loop
@@ -15,15 +19,50 @@ from aliquot_webhook.metrics import Metrics
 from aliquot_webhook.probe import Probe, ServerState
 from aliquot_webhook.reflector import Reflector
 from aliquot_webhook.review import Reviewer
-from aliquot_webhook.settings import SECRET, Settings
+from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 from aliquot_webhook.templates import ROOT, SELECTOR, Templates
-from aliquot_webhook.tls import CertificateStore, ServingContext
+from aliquot_webhook.tls import CertificateFolder, CertificateStore, ServingContext
+from aliquot_webhook.trust import Trust
+from aliquot_webhook.validate import Validator
 
 logger = logging.getLogger(__name__)
 
 _CERTIFICATE_S: Final = 3.0
-"""A new CA (a lost Secret) refuses every admission until its certificate is served."""
 _STARTING: Final = ServerState(problem="Aliquot's webhook is starting; try again")
+
+
+def slices_reflector(kube: Kube, inventory: LiveInventory) -> Reflector:
+    """Which GPUs there are."""
+    query = {"fieldSelector": f"spec.driver={names.DRIVER}"}
+    return Reflector(
+        name="resourceslices", api=kube, path=f"{ROOT}/resourceslices", query=query, sink=inventory
+    )
+
+
+def budget_reflectors(kube: Kube, budgets: Budgets) -> tuple[Reflector, Reflector]:
+    """What namespaces may have."""
+    path = f"{LEDGERS}/aliquotbudgets"
+    return (
+        Reflector(name="aliquotbudgets", api=kube, path=path, query={}, sink=budgets.budgets),
+        Reflector(
+            name="resourcequotas", api=kube, path="/api/v1/resourcequotas", query={}, sink=budgets.quotas
+        ),
+    )
+
+
+def charges(kube: Kube, settings: CommonSettings, inventory: LiveInventory) -> Charges:
+    """The ledgers."""
+
+    def whole_bytes() -> int | None:
+        largest = inventory.snapshot().largest
+        return None if largest is None else largest.memory_bytes
+
+    return Charges(
+        api=kube,
+        classes=settings.device_classes,
+        whole_bytes=whole_bytes,
+        reservation_s=settings.reservation_s,
+    )
 
 
 class Runtime:
@@ -34,16 +73,14 @@ class Runtime:
         self._metrics = Metrics()
         inventory = LiveInventory()
         templates = Templates(
-            api=kube, grace_s=settings.template_grace_s, on_write=self._metrics.template_written
+            api=kube,
+            grace_s=settings.template_grace_s,
+            most_per_namespace=settings.max_templates,
+            on_write=self._metrics.template_written,
         )
+        budgets = Budgets(policy=settings.policy)
         self._reflectors = (
-            Reflector(
-                name="resourceslices",
-                api=kube,
-                path=f"{ROOT}/resourceslices",
-                query={"fieldSelector": f"spec.driver={names.DRIVER}"},
-                sink=inventory,
-            ),
+            slices_reflector(kube, inventory),
             Reflector(
                 name="resourceclaimtemplates",
                 api=kube,
@@ -51,19 +88,41 @@ class Runtime:
                 query={"labelSelector": SELECTOR},
                 sink=templates,
             ),
+            *budget_reflectors(kube, budgets),
         )
         self._probe = Probe(api=kube, namespace=settings.namespace)
         self._serving = serving
-        self._store = CertificateStore(
-            api=kube, namespace=settings.namespace, secret=SECRET, hosts=settings.hosts
-        )
+        self._trust = Trust(api=kube, configuration=NAME)
+        self._store: CertificateFolder | CertificateStore
+        if settings.certificate_folder:
+            self._store = CertificateFolder(folder=Path(settings.certificate_folder))
+        else:
+            self._store = CertificateStore(
+                api=kube, namespace=settings.namespace, secret=SECRET, hosts=settings.hosts
+            )
         self._certificates = Loop(name="certificates", step=self._load_certificate, retry_s=1.0)
+        office = BudgetOffice(
+            budgets=budgets,
+            charges=charges(kube, settings, inventory),
+            inventory=inventory.snapshot,
+            classes=settings.device_classes,
+            claim_makers=settings.claim_makers,
+        )
         self.app: WSGIApplication = create_app(
-            reviewer=Reviewer(
+            mutator=Reviewer(
                 policy=settings.policy,
                 inventory=inventory.snapshot,
                 server=self._server,
                 ensure_template=templates.ensure,
+                budget=office,
+            ),
+            validator=Validator(
+                api=kube,
+                policy=settings.policy,
+                inventory=inventory.snapshot,
+                server=self._server,
+                budget=office,
+                classes=settings.device_classes,
             ),
             metrics=self._metrics,
             not_ready=self._not_ready,
@@ -105,7 +164,9 @@ class Runtime:
 
     def _load_certificate(self) -> float:
         bundle = self._store.current()
-        if self._serving.use(bundle):
+        if self._trust.may_serve(bundle, served_authority=self._serving.authority) and self._serving.use(
+            bundle
+        ):
             expires = certs.expiry(bundle)
             self._metrics.certificate_expires(expires.timestamp())
             logger.info("serving certificate", extra={"expires": expires})

@@ -26,23 +26,42 @@ def setting(default: Any, doc: str) -> Any:  # Any: as dataclasses.field itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """What webhook and controller both need; they must agree on it."""
+    """What webhook and controller both need."""
 
     kubeconfig: str = setting("", "kubeconfig file; empty: the pod's service account")
     namespace: str = setting("aliquot-system", "namespace of the webhook's Service and Secret")
     extra_hosts: tuple[str, ...] = setting((), "more names and addresses for the serving certificate")
-    template_grace_s: float = setting(3600.0, "unused claim templates are deleted after this time")
     api_timeout_s: float = setting(4.0, "time limit of one call to the API server")
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
+    device_classes: tuple[str, ...] = setting(
+        (names.DEVICE_CLASS, names.MIG_DEVICE_CLASS), "DeviceClasses whose claims are checked and counted"
+    )
+    resource_count: str = setting(names.RESOURCE_COUNT, "resource name: number of GPUs")
+    resource_memory: str = setting(names.RESOURCE_MEMORY, "resource name: MiB per GPU")
+    resource_memory_percent: str = setting(names.RESOURCE_MEMORY_PERCENT, "resource name: % of memory")
+    resource_cores: str = setting(names.RESOURCE_CORES, "resource name: % of compute per GPU")
+    resource_priority: str = setting(names.RESOURCE_PRIORITY, "resource name: priority (dropped)")
+    reservation_s: float = setting(
+        60.0, "a pod's budget is kept for it until its claim is made, at most this long"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("template_grace_s", "api_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidInput(field=name, value=getattr(self, name), fix="want a positive number")
+        want_positive(self, "api_timeout_s", "reservation_s")
         if self.log_level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             raise InvalidInput(
                 field="log_level", value=self.log_level, fix="want DEBUG, INFO, WARNING or ERROR"
             )
+
+    @property
+    def resources(self) -> ResourceNames:
+        """The names of the handled resources."""
+        return ResourceNames(
+            count=self.resource_count,
+            memory=self.resource_memory,
+            memory_percent=self.resource_memory_percent,
+            cores=self.resource_cores,
+            priority=self.resource_priority,
+        )
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -55,29 +74,64 @@ class CommonSettings:
 class Settings(CommonSettings):
     """All settings of the webhook."""
 
+    template_grace_s: float = setting(3600.0, "a claim template stays this long after its last use, at least")
+    api_request_limit_s: float = setting(60.0, "--request-timeout of kube-apiserver")
+    clock_skew_s: float = setting(30.0, "largest difference of the clocks of webhook, controller and server")
+    max_templates: int = setting(512, "claim templates (different GPU requests) in one namespace at a time")
+    claim_makers: tuple[str, ...] = setting(
+        ("system:serviceaccount:kube-system:resource-claim-controller", "system:kube-controller-manager"),
+        "users as which kube-controller-manager makes the claims of pods",
+    )
+    certificate_folder: str = setting(
+        "", "folder with tls.crt and tls.key that somebody else renews (cert-manager); empty: our own"
+    )
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8443, "port to listen on")
     threads: int = setting(16, "reviews answered at the same time")
-    resource_count: str = setting(names.RESOURCE_COUNT, "resource name: number of GPUs")
-    resource_memory: str = setting(names.RESOURCE_MEMORY, "resource name: MiB per GPU")
-    resource_memory_percent: str = setting(names.RESOURCE_MEMORY_PERCENT, "resource name: % of memory")
-    resource_cores: str = setting(names.RESOURCE_CORES, "resource name: % of compute per GPU")
-    resource_priority: str = setting(names.RESOURCE_PRIORITY, "resource name: priority (dropped)")
     allow_privileged_whole_gpu: bool = setting(False, "let privileged pods have whole GPUs")
+    allow_without_gpus: bool = setting(True, "admit GPU pods while no node publishes a GPU")
+    default_memory: int = setting(0, "units of memory per GPU for containers that state none; 0: all of it")
+    default_cores: int = setting(0, "% of compute per GPU for containers that share and state none")
+    default_gpu_num: int = setting(1, "GPUs for containers that state memory or cores only")
+    memory_factor: int = setting(1, "MiB that one unit of the memory resource stands for")
+
+    def __post_init__(self) -> None:
+        CommonSettings.__post_init__(self)
+        want_positive(self, "default_gpu_num", "memory_factor")
+        for name, most in (("default_memory", 2**31 - 1), ("default_cores", 100)):
+            if not 0 <= getattr(self, name) <= most:
+                raise InvalidInput(field=name, value=getattr(self, name), fix=f"want 0 to {most}")
+        want_positive(
+            self, "template_grace_s", "api_request_limit_s", "clock_skew_s", "max_templates", "threads"
+        )
+        least_s = 2 * (self.api_request_limit_s + self.clock_skew_s)
+        if self.template_grace_s < least_s:
+            raise InvalidInput(
+                field="template_grace_s",
+                value=self.template_grace_s,
+                fix=f"want at least {least_s:g}: twice api_request_limit_s plus clock_skew_s, else a template"
+                " could be deleted under a pod that is being created",
+            )
 
     @property
     def policy(self) -> Policy:
         """What `rewrite` needs of these."""
         return Policy(
-            resources=ResourceNames(
-                count=self.resource_count,
-                memory=self.resource_memory,
-                memory_percent=self.resource_memory_percent,
-                cores=self.resource_cores,
-                priority=self.resource_priority,
-            ),
+            resources=self.resources,
             allow_privileged_whole_gpu=self.allow_privileged_whole_gpu,
+            allow_without_gpus=self.allow_without_gpus,
+            default_memory_mib=self.default_memory * self.memory_factor,
+            default_cores_percent=self.default_cores,
+            default_count=self.default_gpu_num,
+            memory_factor=self.memory_factor,
         )
+
+
+def want_positive(settings: CommonSettings, *fields: str) -> None:
+    """Raise InvalidInput for a field that is not above zero (nor a number)."""
+    for name in fields:
+        if not getattr(settings, name) > 0:
+            raise InvalidInput(field=name, value=getattr(settings, name), fix="want a positive number")
 
 
 def read(

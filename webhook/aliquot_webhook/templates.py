@@ -2,30 +2,30 @@
 """Makes sure that the template a pod names exists, and stays, before the pod is admitted.
 
 The protocol between this module, which creates and refreshes, and the controller, which deletes, has no
-lock and no shared clock beyond rough agreement. Let g be the grace period, `last-used` the annotation.
+lock and no shared clock beyond rough agreement. Each template T carries `keep-until`, a time K. Let g be the
+grace period of a webhook, and d the API server's request time-out plus the largest difference of clocks.
 
-- A pod is answered with template T only if (a) T stands in our copy with last-used younger than g/2, or
-  (b) this admission has created T, or (c) has refreshed its last-used; the write of (b) and (c) has
-  succeeded before we answer. A refresh that finds nothing (404) becomes a create, a create that finds
-  something (409) becomes a refresh.
-- The controller deletes T only if, in one freshly read version of it, last-used is older than g, and a
-  list of the namespace's pods that was read after that shows none that names T; and it deletes that
-  version only (preconditions uid and resourceVersion).
+- A pod is answered with template T only if (a) K is more than g/2 ahead in our copy of T, or (b) this
+  admission has created T, or (c) has moved its K; the writes of (b) and (c) set K = now + g and have
+  succeeded before we answer. K never moves back: a refresh names the resourceVersion that it has seen. A
+  refresh that finds nothing (404) becomes a create, a create that finds something (409) reads it.
+- The controller deletes T only if, in one freshly read version of it, K is over, and a list of the
+  namespace's pods that was read after that shows none that names T; and it deletes that version only
+  (preconditions uid and resourceVersion).
 
-Why no admitted pod is stranded: let the pod be answered at time a, and T be deleted in a version read
-with last-used t < now - g. In case (a) t' > a - g/2 for the version that we saw, and last-used only
-grows, so a < now - g/2: the pod's creation, which ends within the API server's request time-out (60 s)
-after a, is over. It shows in the list of pods, or was refused, or has come and gone. That also covers a
-copy of ours that lags behind. In cases (b) and (c) our write came either before the controller's read, and
-then the same holds, or after it, and then the precondition fails, or after the deletion, and then it has
-made a new T. What is needed: the same g on both
-sides, and g/2 above 60 s plus the clocks' difference. Deletion by anybody else is seen
-by the watch; a pod admitted in that moment waits, until the next pod of its kind brings T back.
+Why no admitted pod is stranded: let the pod be answered at time a. In each case a version of T had
+K >= a + d (g/2 >= d is checked at start), and so has every later one. So a deletion begins later than a + d,
+when the pod's creation is over: it shows in the list of pods, or was refused, or has come and gone. That
+also covers a copy of ours that lags behind. A write after the controller's look makes the precondition
+fail. The grace need not be the same everywhere: it is the template that says how long it has to stay.
+Deletion by anybody else is seen by the watch; a pod admitted in that moment waits, until the next pod of its
+kind brings T back.
 
 Dry-run writes nothing. A namesake with other content is refused, never used.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,6 +40,7 @@ ROOT: Final = f"/apis/{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}"
 SELECTOR: Final = f"{names.MANAGED_LABEL}=true"
 _WAIT_S: Final = 4.0
 """Less than the time-out of the webhook configuration, so that the author gets our words."""
+_ATTEMPTS: Final = 4
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -65,7 +66,8 @@ class Api(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Known:
     spec: object
-    last_used: datetime
+    version: str
+    keep_until: datetime
 
 
 def collection(namespace: str) -> str:
@@ -73,17 +75,19 @@ def collection(namespace: str) -> str:
     return f"{ROOT}/namespaces/{namespace}/resourceclaimtemplates"
 
 
-def last_used(template: JsonObject) -> datetime:
-    """When an admission last named the template; its creation if that is not written, or not readable."""
-    for stamp in (
-        obj(dig(template, "metadata", "annotations")).get(names.LAST_USED_ANNOTATION),
-        dig(template, "metadata", "creationTimestamp"),
-    ):
-        try:
-            return datetime.fromisoformat(text(stamp)).astimezone(UTC)
-        except (ValueError, OverflowError):
-            continue
-    return _EPOCH
+def keep_until(template: JsonObject) -> datetime | None:
+    """The time before which the template must not be deleted; None if that is not written, or not
+    readable."""
+    stamp = obj(dig(template, "metadata", "annotations")).get(names.KEEP_UNTIL_ANNOTATION)
+    return parse_timestamp(stamp)
+
+
+def parse_timestamp(stamp: object) -> datetime | None:
+    """A time as Kubernetes writes it; None for anything else."""
+    try:
+        return datetime.fromisoformat(text(stamp)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def timestamp(moment: datetime) -> str:
@@ -99,14 +103,16 @@ class Templates:
         *,
         api: Api,
         grace_s: float,
+        most_per_namespace: int,
         on_write: Callable[[str], None] = lambda kind: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
-        self._refresh_after = timedelta(seconds=grace_s / 2)
+        self._grace = timedelta(seconds=grace_s)
+        self._most = most_per_namespace
         self._on_write = on_write
         self._now = now
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: defaultdict[str, dict[str, _Known]] = defaultdict(dict)
         self._known_lock = threading.Lock()
         self._writing: dict[tuple[str, str], threading.Lock] = {}
 
@@ -131,9 +137,13 @@ class Templates:
             with self._known_lock:
                 self._writing.pop(key, None)
 
+    def _look_up(self, key: tuple[str, str]) -> _Known | None:
+        with self._known_lock:
+            return self._known.get(key[0], {}).get(key[1])
+
     def _is_fresh(self, key: tuple[str, str], template: ClaimTemplate) -> bool:
-        known = self._known.get(key)
-        if known is None or self._now() - known.last_used >= self._refresh_after:
+        known = self._look_up(key)
+        if known is None or known.keep_until - self._now() <= self._grace / 2:
             return False
         if not covers(known.spec, template.spec):
             raise _imposter(*key)
@@ -141,32 +151,35 @@ class Templates:
 
     def _write(self, key: tuple[str, str], template: ClaimTemplate) -> None:
         namespace, name = key
-        stamp = {"annotations": {names.LAST_USED_ANNOTATION: timestamp(self._now())}}
-        # The other write may be needed when somebody else creates or deletes it in between.
-        creates = (key not in self._known, key in self._known, key not in self._known)
-        for create in creates:
+        for _ in range(_ATTEMPTS):
+            known = self._look_up(key)
             try:
-                if create:
-                    live = self._create(namespace, template, stamp)
-                else:
-                    live = self._api.call(
-                        "PATCH",
-                        f"{collection(namespace)}/{name}",
-                        body={"metadata": stamp},
-                        content_type=MERGE_PATCH,
-                    )
+                live = self._create(namespace, template) if known is None else self._refresh(key, known)
             except ApiError as error:
-                if error.status in (404, 409) and not _is_namespace_missing(error):
-                    continue
-                raise TemplateUnavailable(_explain(error, key)) from error
-            self._on_write("create" if create else "refresh")
+                if error.status not in (404, 409) or _is_namespace_missing(error):
+                    raise TemplateUnavailable(_explain(error, key)) from error
+                self._read(key)
+                if self._is_fresh(key, template):
+                    return
+                continue
+            self._on_write("create" if known is None else "refresh")
             self.upsert(live)
             if not covers(dig(live, "spec", "spec"), template.spec):
                 raise _imposter(*key)
             return
         raise TemplateUnavailable(f"ResourceClaimTemplate {namespace}/{name} appears and vanishes; try again")
 
-    def _create(self, namespace: str, template: ClaimTemplate, stamp: Mapping[str, object]) -> JsonObject:
+    def _create(self, namespace: str, template: ClaimTemplate) -> JsonObject:
+        with self._known_lock:
+            present = len(self._known.get(namespace, ()))
+        if present >= self._most:
+            raise TemplateUnavailable(
+                f"namespace {namespace} has {present} ResourceClaimTemplates of Aliquot, one for each"
+                " different"
+                f" GPU request; no more than {self._most} are kept: ask for a size that other pods"
+                " ask for too,"
+                " or wait until unused ones are deleted"
+            )
         labels = {names.MANAGED_LABEL: "true"}
         return self._api.call(
             "POST",
@@ -174,26 +187,56 @@ class Templates:
             body={
                 "apiVersion": f"{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}",
                 "kind": "ResourceClaimTemplate",
-                "metadata": {"name": template.name, "labels": labels, **stamp},
+                "metadata": {"name": template.name, "labels": labels, "annotations": self._stamp()},
                 "spec": {"metadata": {"labels": labels}, "spec": template.spec},
             },
         )
 
+    def _refresh(self, key: tuple[str, str], known: _Known) -> JsonObject:
+        metadata = {"annotations": self._stamp(), "resourceVersion": known.version}
+        return self._api.call(
+            "PATCH",
+            f"{collection(key[0])}/{key[1]}",
+            body={"metadata": metadata},
+            content_type=MERGE_PATCH,
+        )
+
+    def _read(self, key: tuple[str, str]) -> None:
+        """Look at the server's version instead of ours."""
+        try:
+            self.upsert(self._api.call("GET", f"{collection(key[0])}/{key[1]}"))
+        except ApiError as error:
+            if error.status != 404:
+                raise TemplateUnavailable(_explain(error, key)) from error
+            with self._known_lock:
+                self._known[key[0]].pop(key[1], None)
+
+    def _stamp(self) -> dict[str, str]:
+        # Rounded up: a stamp has whole seconds.
+        return {names.KEEP_UNTIL_ANNOTATION: timestamp(self._now() + self._grace + timedelta(seconds=1))}
+
     def replace(self, objects: Sequence[JsonObject]) -> None:
         """A fresh list of all our templates."""
-        known = {_key(each): _digest(each) for each in objects}
+        known: defaultdict[str, dict[str, _Known]] = defaultdict(dict)
+        for each in objects:
+            namespace, name = _key(each)
+            known[namespace][name] = _digest(each)
         with self._known_lock:
             self._known = known
 
     def upsert(self, changed: JsonObject) -> None:
         """One template was added or changed."""
+        namespace, name = _key(changed)
         with self._known_lock:
-            self._known[_key(changed)] = _digest(changed)
+            self._known[namespace][name] = _digest(changed)
 
     def remove(self, gone: JsonObject) -> None:
         """One template was deleted."""
+        namespace, name = _key(gone)
         with self._known_lock:
-            self._known.pop(_key(gone), None)
+            self._known[namespace].pop(name, None)
+            if not self._known[namespace]:
+                del self._known[namespace]
 
 
 def _key(template: JsonObject) -> tuple[str, str]:
@@ -201,7 +244,11 @@ def _key(template: JsonObject) -> tuple[str, str]:
 
 
 def _digest(template: JsonObject) -> _Known:
-    return _Known(spec=dig(template, "spec", "spec"), last_used=last_used(template))
+    return _Known(
+        spec=dig(template, "spec", "spec"),
+        version=text(dig(template, "metadata", "resourceVersion")),
+        keep_until=keep_until(template) or _EPOCH,
+    )
 
 
 def _imposter(namespace: str, name: str) -> TemplateUnavailable:

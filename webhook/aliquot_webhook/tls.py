@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 from aliquot_webhook import certs
@@ -49,15 +50,21 @@ class CertificateStore:
         self._secret = secret
         self._hosts = tuple(hosts)
         self._now = now
+        self._last: Bundle | None = None
 
     def current(self) -> Bundle:
-        """A valid bundle, that of the Secret. Raises ApiError."""
+        """A valid bundle, that of the Secret. Raises ApiError.
+
+        A Secret that is gone comes back as it was, so that its loss is noticed by nobody; one that is there
+        but not readable (empty, say) is made anew.
+        """
         collection = f"/api/v1/namespaces/{self._namespace}/secrets"
         for _ in range(_ATTEMPTS):
             secret = self._read(f"{collection}/{self._secret}")
-            present = None if secret is None else _decode(secret)
+            present = self._last if secret is None else _decode(secret)
             better = certs.renewed(present, hosts=self._hosts, now=self._now())
-            if present is not None and better is None:
+            if secret is not None and present is not None and better is None:
+                self._last = present
                 return present
             bundle = better or present
             assert bundle is not None
@@ -72,6 +79,7 @@ class CertificateStore:
                 if error.status in (404, 409):
                     continue
                 raise
+            self._last = bundle
             return bundle
         raise ApiError(status=409, message=f"secret {self._secret} keeps changing")
 
@@ -103,6 +111,23 @@ def _decode(secret: JsonObject) -> Bundle | None:
     except binascii.Error:
         return None
     return Bundle(**parts)
+
+
+class CertificateFolder:
+    """A serving certificate that somebody else renews, as cert-manager does in a mounted Secret."""
+
+    def __init__(self, *, folder: Path) -> None:
+        self._folder = folder
+
+    def current(self) -> Bundle:
+        """What lies there now. Raises OSError. Between two writes the pair may not fit: loading fails then,
+        and the next look is a moment later."""
+        return Bundle(
+            authority=b"",
+            authority_key=b"",
+            certificate=(self._folder / "tls.crt").read_bytes(),
+            key=(self._folder / "tls.key").read_bytes(),
+        )
 
 
 class ImpatientSocket(ssl.SSLSocket):
@@ -149,6 +174,11 @@ class ServingContext:
     def loaded(self) -> bool:
         """Whether there is a certificate at all yet."""
         return self._loaded is not None
+
+    @property
+    def authority(self) -> bytes:
+        """Who has signed what is served; empty while nothing is, or where that is not our business."""
+        return self._loaded.authority if self._loaded else b""
 
     def use(self, bundle: Bundle) -> bool:
         """Serve `bundle` from now on; False if it is served already."""

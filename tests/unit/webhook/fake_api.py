@@ -85,7 +85,7 @@ class FakeApi:
         version = live.get("metadata", {}).get("resourceVersion")
         if method == "DELETE":
             wanted = body["preconditions"]
-            if wanted != {"uid": live["metadata"]["uid"], "resourceVersion": version}:
+            if any(live["metadata"].get(k) != v for k, v in wanted.items()):
                 raise ApiError(status=409, message="the precondition failed")
             del self.objects[path]
             return {}
@@ -94,6 +94,9 @@ class FakeApi:
                 raise ApiError(status=409, message="the object has been modified")
             return self.put(path, body)
         if method == "PATCH":
+            seen = dict(body.get("metadata", {})).get("resourceVersion") if isinstance(body, dict) else None
+            if seen not in (None, version):
+                raise ApiError(status=409, message="the object has been modified")
             changed = kit.apply(live, body) if "json-patch" in content_type else _merge(live, body)
             assert isinstance(changed, dict)
             return self.put(path, changed)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aliquot_api import names
 from aliquot_api.quantity import MIB
-from aliquot_webhook.inventory import Gpu, Inventory, LiveInventory
+from aliquot_webhook.inventory import NUMA_NODE, PCIE_ROOT, Gpu, Inventory, LiveInventory
 from aliquot_webhook.patch import Operation
 
 L4 = Gpu(memory_bytes=23034 * MIB, shares=16, product="NVIDIA L4")
@@ -36,10 +36,15 @@ def resource_slice(
                     "name": f"gpu-{index}",
                     "allowMultipleAllocations": True,
                     "attributes": {
+                        "uuid": {"string": f"GPU-{node}-{index}"},
+                        "minor": {"int": index},
                         "memoryBytes": {"int": gpu.memory_bytes},
                         "productName": {"string": gpu.product},
+                        "sharing": {"string": gpu.sharing},
                         "oversubscribed": {"bool": False},
-                    },
+                    }
+                    | ({} if gpu.numa_node is None else {NUMA_NODE: {"int": gpu.numa_node}})
+                    | ({} if gpu.pcie_root is None else {PCIE_ROOT: {"string": gpu.pcie_root}}),
                     "capacity": {
                         "memory": {"value": f"{gpu.memory_bytes // MIB}Mi"},
                         "cores": {"value": "100"},

@@ -20,8 +20,10 @@ from aliquot_webhook.serve import Server
 from aliquot_webhook.settings import Settings
 from aliquot_webhook.templates import Templates
 from aliquot_webhook.tls import ServingContext
+from aliquot_webhook.validate import Validator
 from tests.unit.webhook.fake_api import FakeApi
 from tests.unit.webhook.kit import H100, inventory
+from tests.unit.webhook.offices import CLASSES, office
 
 HOST = "127.0.0.1"
 
@@ -33,14 +35,25 @@ class Service:
         self._serving = serving
         self._folder = folder
         self._bundle: Bundle | None = None
-        templates = Templates(api=FakeApi(), grace_s=3600)
+        api = FakeApi()
+        templates = Templates(api=api, grace_s=3600, most_per_namespace=512)
+        budget = office(api)
         known = inventory([H100] * 8)
         self.app: WSGIApplication = create_app(
-            reviewer=Reviewer(
+            mutator=Reviewer(
                 policy=Policy(),
                 inventory=lambda: known,
                 server=lambda: ServerState(problem=None),
                 ensure_template=templates.ensure,
+                budget=budget,
+            ),
+            validator=Validator(
+                api=api,
+                policy=Policy(),
+                inventory=lambda: known,
+                server=lambda: ServerState(problem=None),
+                budget=budget,
+                classes=CLASSES,
             ),
             metrics=Metrics(),
             not_ready=lambda: [] if serving.loaded else ["no certificate"],

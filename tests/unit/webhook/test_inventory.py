@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inventory that a watch on slices keeps."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from aliquot_api.quantity import MIB
-from aliquot_webhook.inventory import Gpu, Inventory, LiveInventory
+from aliquot_webhook.inventory import Inventory, LiveInventory, of_places
 from tests.unit.webhook.kit import H100, L4, inventory, resource_slice
 
 
@@ -23,15 +23,36 @@ def test_it_knows_the_largest_gpu_and_what_one_node_has_of_a_size() -> None:
 def test_without_slices_it_knows_nothing() -> None:
     assert Inventory().largest is None
     assert inventory([]) == Inventory()
-    assert Inventory().usual_shares(0) is None
+    assert Inventory().most_gpus == 0
 
 
-def test_usual_shares_are_those_of_most_large_enough_gpus() -> None:
-    few, many = Gpu(memory_bytes=8 * MIB, shares=4), Gpu(memory_bytes=4 * MIB, shares=10)
-    known = inventory([few, many, many])
+def test_what_is_left_of_it() -> None:
+    known = inventory([L4, H100], [H100, H100])
+    left = known.only(lambda gpu: gpu.product == H100.product)
 
-    assert known.usual_shares(1) == 10
-    assert known.usual_shares(5 * MIB) == 4
+    assert left.gpus == ((H100, 3),)
+    assert left.nodes == ((H100,), (H100, H100))
+    assert left.most_on_one_node(0) == left.most_gpus == 2
+    assert not known.only(lambda gpu: False).gpus
+
+
+def test_gpus_are_found_by_uuid_whatever_its_case() -> None:
+    known = inventory([L4], [L4, H100])
+    places = [known.places["gpu-node-1-1"], known.places["gpu-node-0-0"]]
+
+    assert [(place.uuid, place.node) for place in places] == [
+        ("GPU-node-1-1", "node-1"),
+        ("GPU-node-0-0", "node-0"),
+    ]
+    assert of_places(places).gpus == ((H100, 1), (L4, 1))
+
+
+def test_how_many_gpus_stand_together() -> None:
+    near = [replace(L4, numa_node=0), replace(L4, numa_node=0), replace(L4, numa_node=1)]
+    known = inventory(near, [L4] * 8)
+
+    assert known.most_together(lambda gpu: gpu.numa_node) == 2
+    assert known.most_together(lambda gpu: gpu.pcie_root) == 0
 
 
 def test_an_older_generation_of_a_pool_does_not_count() -> None:

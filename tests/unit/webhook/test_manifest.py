@@ -8,6 +8,9 @@ import pytest
 import yaml
 
 from aliquot_api import names
+from aliquot_controller.settings import NAME as CONTROLLER
+from aliquot_controller.settings import ControllerSettings
+from aliquot_webhook.amounts import Thing
 from aliquot_webhook.app import create_app
 from aliquot_webhook.pods import HAMI_OPT_OUT
 from aliquot_webhook.policy import Policy
@@ -16,8 +19,17 @@ from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 FOLDER = Path(__file__).parents[3] / "deploy" / "manifests"
 
 
+def manifests(kind: str, file: str = "webhook.yaml") -> list[Any]:
+    return [each for each in yaml.safe_load_all((FOLDER / file).read_text()) if each["kind"] == kind]
+
+
 def manifest(kind: str, file: str = "webhook.yaml") -> Any:
-    (found,) = [each for each in yaml.safe_load_all((FOLDER / file).read_text()) if each["kind"] == kind]
+    (found,) = manifests(kind, file)
+    return found
+
+
+def named(kind: str, name: str) -> Any:
+    (found,) = [each for each in manifests(kind) if each["metadata"]["name"] == name]
     return found
 
 
@@ -29,48 +41,131 @@ def webhook() -> Any:
     return webhook
 
 
+@pytest.fixture
+def validating() -> Any:
+    configuration = manifest("ValidatingWebhookConfiguration")
+    assert configuration["metadata"]["name"] == NAME
+    return configuration["webhooks"]
+
+
 def test_every_handled_resource_brings_a_pod_to_us_wherever_it_stands(webhook: Any) -> None:
-    (condition,) = webhook["matchConditions"]
+    condition = webhook["matchConditions"][0]
     for name in Policy().resources.all():
         assert condition["expression"].count(f'"{name}"') == 4  # containers and pod, limits and requests
     assert f'"{names.REQUEST_ANNOTATION}"' in condition["expression"]
 
 
 def test_opting_in_and_out(webhook: Any) -> None:
-    assert webhook["namespaceSelector"] == {"matchLabels": {names.INJECT_LABEL: names.INJECT_ENABLED}}
-    opted_out = {
+    selector = webhook["namespaceSelector"]
+    assert selector["matchLabels"] == {names.INJECT_LABEL: names.INJECT_ENABLED}
+    out_of = {
         (each["key"], *each["values"]): each["operator"]
-        for each in webhook["objectSelector"]["matchExpressions"]
+        for each in [*webhook["objectSelector"]["matchExpressions"], *selector["matchExpressions"]]
     }
-    assert opted_out == {(names.INJECT_LABEL, names.INJECT_DISABLED): "NotIn", HAMI_OPT_OUT: "NotIn"}
+    assert out_of == {(names.INJECT_LABEL, names.INJECT_DISABLED): "NotIn", HAMI_OPT_OUT: "NotIn"}
 
 
-def test_it_fails_closed_and_is_honest_about_side_effects(webhook: Any) -> None:
+def test_it_fails_closed_and_is_honest_about_side_effects(webhook: Any, validating: Any) -> None:
     assert webhook["failurePolicy"] == "Fail"
     assert webhook["sideEffects"] == "NoneOnDryRun"
     assert webhook["reinvocationPolicy"] == "IfNeeded"
     assert webhook["timeoutSeconds"] > Settings().api_timeout_s
+    said = {
+        each["name"].partition(".")[0]: (each["failurePolicy"], each["sideEffects"]) for each in validating
+    }
+    assert said == {
+        "claims": ("Fail", "NoneOnDryRun"),
+        "templates": ("Fail", "None"),
+        "resize": ("Fail", "NoneOnDryRun"),
+        "pods-with-claims": ("Ignore", "None"),
+    }
 
 
-def test_it_is_called_where_it_serves(webhook: Any) -> None:
-    service = webhook["clientConfig"]["service"]
-    assert f"{service['name']}.{service['namespace']}.svc" == CommonSettings().hosts[0]
-    app = create_app(reviewer=None, metrics=None, not_ready=list)  # type: ignore[arg-type] # routes only
+def test_only_what_names_our_classes_or_driver_is_validated(validating: Any) -> None:
+    for each in validating:
+        assert "namespaceSelector" not in each  # in every namespace
+        if each["name"].startswith(("claims.", "templates.")):
+            expression = each["matchConditions"][-1]["expression"]
+            for device_class in Settings().device_classes:
+                assert expression.count(f'"{device_class}"') >= 2
+            assert f'c.opaque.driver == "{names.DRIVER}"' in expression
+    resize = next(each for each in validating if each["name"].startswith("resize."))
+    assert names.ANNOTATION_MEMORY_LIMIT in resize["matchConditions"][0]["expression"]
+
+
+def test_our_own_templates_do_not_come_back_to_us(validating: Any) -> None:
+    """A thread that waits for its own write must not need another one."""
+    templates = next(each for each in validating if each["name"].startswith("templates."))
+    account = f"system:serviceaccount:{Settings().namespace}:{NAME}"
+    assert templates["matchConditions"][0]["expression"] == f'request.userInfo.username != "{account}"'
+
+
+def test_the_implicit_resources_of_our_classes_are_closed() -> None:
+    policy = manifest("ValidatingAdmissionPolicy")
+    variables = {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
+    for device_class in Settings().device_classes:
+        assert f'"deviceclass.resource.kubernetes.io/{device_class}"' in variables["names"]
+    binding = manifest("ValidatingAdmissionPolicyBinding")
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+
+
+def test_it_is_called_where_it_serves(webhook: Any, validating: Any) -> None:
+    app = create_app(mutator=None, validator=None, metrics=None, not_ready=list)  # type: ignore[arg-type] # routes only
     paths = {rule.rule for rule in app.url_map.iter_rules()}
-    containers = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
-    probes = [containers[0][probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")]
-    assert {service["path"], *probes} <= paths
-    assert containers[0]["ports"][0]["containerPort"] == Settings().port
-    assert [each["command"] for each in containers] == [["aliquot-webhook"], ["aliquot-controller"]]
+    for each, path in [(webhook, "/mutate"), *((each, "/validate") for each in validating)]:
+        service = each["clientConfig"]["service"]
+        assert f"{service['name']}.{service['namespace']}.svc" == CommonSettings().hosts[0]
+        assert service["path"] == path
+        assert path in paths
+    (container,) = named("Deployment", NAME)["spec"]["template"]["spec"]["containers"]
+    assert {container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} <= paths
+    assert container["ports"][0]["containerPort"] == Settings().port
+    assert container["command"] == ["aliquot-webhook"]
+    (controller,) = named("Deployment", CONTROLLER)["spec"]["template"]["spec"]["containers"]
+    assert controller["ports"][0]["containerPort"] == ControllerSettings().port
+    assert controller["command"] == ["aliquot-controller"]
 
 
-def test_permissions_are_for_our_objects(webhook: Any) -> None:
-    rules = {tuple(rule["resources"]): rule for rule in manifest("ClusterRole")["rules"]}
-    assert rules[("deviceclasses",)]["resourceNames"] == [names.DEVICE_CLASS]
-    assert rules[("mutatingwebhookconfigurations",)]["resourceNames"] == [NAME]
-    assert [rule.get("resourceNames") for rule in manifest("Role")["rules"]] == [None, [SECRET]]
-    verbs = {verb for rule in rules.values() for verb in rule["verbs"]}
-    assert verbs == {"get", "list", "watch", "create", "patch", "delete"}
+def test_permissions_are_for_our_objects() -> None:
+    """Each of the two has what it needs and no more; nobody may write pods, nodes or other people's
+    configurations."""
+    allowed = {
+        (name, resource): set(rule["verbs"])
+        for name in (NAME, CONTROLLER)
+        for rule in named("ClusterRole", name)["rules"]
+        for resource in rule["resources"]
+    }
+    assert allowed[(NAME, "resourceclaimtemplates")] == {"get", "list", "watch", "create", "patch"}
+    assert allowed[(CONTROLLER, "resourceclaimtemplates")] == {"list", "delete"}
+    assert allowed[(NAME, "resourceclaims")] == {"get", "list"}
+    assert allowed[(CONTROLLER, "pods")] == {"list"}
+    assert (NAME, "pods") not in allowed
+    for name in (NAME, CONTROLLER):
+        for rule in named("ClusterRole", name)["rules"]:
+            if rule["apiGroups"] == ["admissionregistration.k8s.io"]:
+                assert rule["resourceNames"] == [NAME]
+            assert "secrets" not in rule["resources"]
+            assert "*" not in [*rule["resources"], *rule["verbs"], *rule["apiGroups"]]
+    assert [rule.get("resourceNames") for rule in named("Role", "aliquot-certificates")["rules"]] == [
+        None,
+        [SECRET],
+    ]
+    assert [rule.get("resourceNames") for rule in named("Role", CONTROLLER)["rules"]] == [None, [CONTROLLER]]
+
+
+def test_the_kinds_of_budgets_are_those_that_the_code_uses() -> None:
+    kinds = {
+        each["spec"]["names"]["plural"]: each["spec"]
+        for each in manifests("CustomResourceDefinition", "budgets.yaml")
+    }
+    assert set(kinds) == {"aliquotbudgets", "aliquotledgers"}
+    for kind in kinds.values():
+        assert kind["group"] == names.CONFIG_GROUP
+        assert [each["name"] for each in kind["versions"]] == [names.CONFIG_VERSION]
+    schema = kinds["aliquotbudgets"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    assert set(schema["spec"]["properties"]) == set(Thing)
+    entry = kinds["aliquotledgers"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["entries"]
+    assert set(entry["additionalProperties"]["properties"]) == {"claim", "at", *Thing}
 
 
 def test_the_class_leaves_other_drivers_and_oversubscribed_gpus_out() -> None:

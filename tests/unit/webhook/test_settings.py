@@ -3,7 +3,8 @@
 
 import pytest
 
-from aliquot_webhook.settings import CommonSettings, Settings, read
+from aliquot_controller.settings import ControllerSettings
+from aliquot_webhook.settings import Settings, read
 
 
 def settings(*argv: str, **environ: str) -> Settings:
@@ -12,8 +13,8 @@ def settings(*argv: str, **environ: str) -> Settings:
 
 def test_a_flag_goes_before_a_variable_and_that_before_the_default() -> None:
     assert settings().template_grace_s == 3600
-    assert settings(ALIQUOT_TEMPLATE_GRACE_S="60").template_grace_s == 60
-    assert settings("--template-grace-s", "30", ALIQUOT_TEMPLATE_GRACE_S="60").template_grace_s == 30
+    assert settings(ALIQUOT_TEMPLATE_GRACE_S="600").template_grace_s == 600
+    assert settings("--template-grace-s", "300", ALIQUOT_TEMPLATE_GRACE_S="600").template_grace_s == 300
 
 
 def test_every_kind_of_value_is_understood() -> None:
@@ -34,6 +35,9 @@ def test_names_and_hosts_come_out_of_them() -> None:
     [
         (["--port", "many"], "port: invalid value 'many'"),
         (["--template-grace-s", "0"], "template_grace_s"),
+        (["--template-grace-s", "179"], "template_grace_s: invalid value 179.0: want at least 180"),
+        (["--template-grace-s", "600", "--api-request-limit-s", "300"], "want at least 660"),
+        (["--max-templates", "0"], "max_templates"),
         (["--api-timeout-s", "nan"], "api_timeout_s"),
         (["--allow-privileged-whole-gpu", "1"], "true or false"),
         (["--log-level", "LOUD"], "log_level"),
@@ -49,6 +53,12 @@ def test_bad_settings_end_the_start_with_a_word(
 
 
 def test_the_controller_has_its_own() -> None:
-    given = read(CommonSettings, prog="aliquot-controller", argv=[], environ={"ALIQUOT_NAMESPACE": "x"})
+    given = read(ControllerSettings, prog="aliquot-controller", argv=[], environ={"ALIQUOT_NAMESPACE": "x"})
 
-    assert given.namespace == "x"
+    assert (given.namespace, given.stale_claims) == ("x", "release")
+
+
+def test_a_bad_setting_of_the_controller_ends_its_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read(ControllerSettings, prog="aliquot-controller", argv=["--stale-claims", "kill"], environ={})
+    assert "want one of off, report, release" in capsys.readouterr().err

@@ -8,20 +8,31 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from aliquot_api import names
-from aliquot_webhook.claims import ClaimTemplate, claim_template, covers
-from aliquot_webhook.inventory import Inventory
+from aliquot_webhook.claims import ClaimTemplate, DeviceRequest, covers
 from aliquot_webhook.kube import ApiError
-from aliquot_webhook.requests import GpuRequest
-from aliquot_webhook.templates import Templates, TemplateUnavailable, collection, last_used
+from aliquot_webhook.templates import Templates, TemplateUnavailable, collection, keep_until, timestamp
 from tests.unit.webhook.fake_api import FakeApi
 
 START = datetime(2027, 1, 1, tzinfo=UTC)
 GRACE_S = 3600.0
+MOST = 5
 
 
 def a_template(memory_mib: int = 8192) -> ClaimTemplate:
-    request = GpuRequest(container="main", count=1, memory_bytes=memory_mib * 1024**2, cores_percent=0)
-    return claim_template([request], Inventory())
+    """As `rewrite` makes them."""
+    request: DeviceRequest = {
+        "name": "main",
+        "exactly": {
+            "deviceClassName": names.DEVICE_CLASS,
+            "allocationMode": "ExactCount",
+            "count": 1,
+            "selectors": [],
+            "capacity": {"requests": {"memory": f"{memory_mib}Mi", "cores": "0"}},
+        },
+    }
+    return ClaimTemplate(
+        name=f"aliquot-1x{memory_mib}mi-0123456789abcdef", spec={"devices": {"requests": [request]}}
+    )
 
 
 class Bed:
@@ -34,7 +45,18 @@ class Bed:
         self.templates = self.replica()
 
     def replica(self) -> Templates:
-        return Templates(api=self.api, grace_s=GRACE_S, on_write=self.written.append, now=lambda: self.now)
+        return Templates(
+            api=self.api,
+            grace_s=GRACE_S,
+            most_per_namespace=MOST,
+            on_write=self.written.append,
+            now=lambda: self.now,
+        )
+
+    def kept_for(self) -> timedelta:
+        until = keep_until(self.api.objects[path(a_template())])
+        assert until is not None
+        return until - self.now
 
     def ensure(self, template: ClaimTemplate | None = None, *, dry_run: bool = False) -> None:
         self.templates.ensure("team-a", template or a_template(), dry_run=dry_run)
@@ -49,11 +71,11 @@ def test_a_new_spec_is_written_once_and_a_known_one_costs_no_call() -> None:
     bed.ensure()
     live = bed.api.objects[path(a_template())]
     assert live["metadata"]["labels"] == {names.MANAGED_LABEL: "true"}
-    assert live["metadata"]["annotations"] == {names.LAST_USED_ANNOTATION: "2027-01-01T00:00:00Z"}
+    assert live["metadata"]["annotations"] == {names.KEEP_UNTIL_ANNOTATION: "2027-01-01T01:00:01Z"}
     assert covers(live["spec"]["spec"], a_template().spec)
 
     calls = len(bed.api.calls)
-    bed.now += timedelta(seconds=GRACE_S / 2 - 1)
+    bed.now += timedelta(seconds=GRACE_S / 2)
     bed.ensure()
     assert len(bed.api.calls) == calls
     assert bed.written == ["create"]
@@ -62,10 +84,10 @@ def test_a_new_spec_is_written_once_and_a_known_one_costs_no_call() -> None:
 def test_half_the_grace_later_its_use_is_written_before_the_answer() -> None:
     bed = Bed()
     bed.ensure()
-    bed.now += timedelta(seconds=GRACE_S / 2)
+    bed.now += timedelta(seconds=GRACE_S / 2 + 1)
     bed.ensure()
 
-    assert last_used(bed.api.objects[path(a_template())]) == bed.now
+    assert bed.kept_for() == timedelta(seconds=GRACE_S + 1)
     assert bed.written == ["create", "refresh"]
 
 
@@ -86,7 +108,32 @@ def test_one_that_another_replica_made_is_refreshed() -> None:
     bed.now += timedelta(seconds=GRACE_S)
     bed.replica().ensure("team-a", a_template(), dry_run=False)
 
-    assert last_used(bed.api.objects[path(a_template())]) == bed.now
+    assert bed.kept_for() == timedelta(seconds=GRACE_S + 1)
+
+
+def test_a_stamp_never_moves_back_whatever_the_replicas_believe() -> None:
+    bed = Bed()
+    bed.ensure()
+    generous = Templates(api=bed.api, grace_s=10 * GRACE_S, most_per_namespace=MOST, now=lambda: bed.now)
+    generous.ensure("team-a", a_template(), dry_run=False)
+    assert bed.kept_for() == timedelta(seconds=10 * GRACE_S + 1)
+
+    bed.now += timedelta(seconds=GRACE_S / 2 + 1)  # the first replica's copy is old, and its grace shorter
+    bed.ensure()
+    assert bed.kept_for() > timedelta(seconds=9 * GRACE_S)
+    assert bed.written == ["create"]
+
+
+def test_a_namespace_has_room_for_so_many_templates_and_others_are_not_concerned() -> None:
+    bed = Bed()
+    for index in range(MOST):
+        bed.ensure(a_template(100 + index))
+    with pytest.raises(TemplateUnavailable, match=r"namespace team-a has 5 .* no more than 5 are kept"):
+        bed.ensure()
+    bed.ensure(a_template(100))  # a known one
+    bed.templates.ensure("team-b", a_template(), dry_run=False)
+    bed.templates.remove(bed.api.objects.pop(path(a_template(100))))
+    bed.ensure()
 
 
 def test_a_dry_run_writes_nothing() -> None:
@@ -173,20 +220,18 @@ def test_one_that_appears_and_vanishes_for_ever_ends_in_a_refusal() -> None:
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
-        ({"annotations": {names.LAST_USED_ANNOTATION: "2027-01-01T00:00:00Z"}}, START),
-        (
-            {
-                "annotations": {names.LAST_USED_ANNOTATION: "soon"},
-                "creationTimestamp": "2027-01-01T00:00:00Z",
-            },
-            START,
-        ),
-        ({"creationTimestamp": "2027-01-01T00:00:00Z"}, START),
-        ({}, datetime.fromtimestamp(0, UTC)),
+        ({"annotations": {names.KEEP_UNTIL_ANNOTATION: "2027-01-01T00:00:00Z"}}, START),
+        ({"annotations": {names.KEEP_UNTIL_ANNOTATION: "soon"}}, None),
+        ({"annotations": {names.KEEP_UNTIL_ANNOTATION: 5}}, None),
+        ({}, None),
     ],
 )
-def test_when_a_template_was_last_used(metadata: dict[str, object], expected: datetime) -> None:
-    assert last_used({"metadata": metadata}) == expected
+def test_until_when_a_template_stays(metadata: dict[str, object], expected: datetime | None) -> None:
+    assert keep_until({"metadata": metadata}) == expected
+
+
+def test_times_are_written_and_read_alike() -> None:
+    assert keep_until({"metadata": {"annotations": {names.KEEP_UNTIL_ANNOTATION: timestamp(START)}}}) == START
 
 
 @pytest.mark.parametrize(

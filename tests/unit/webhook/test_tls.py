@@ -2,13 +2,15 @@
 """The Secret that replicas share."""
 
 import base64
+import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from aliquot_webhook.certs import Bundle
 from aliquot_webhook.kube import ApiError
-from aliquot_webhook.tls import CertificateStore
+from aliquot_webhook.tls import CertificateFolder, CertificateStore, ServingContext
 from tests.unit.webhook.fake_api import FakeApi
 
 COLLECTION = "/api/v1/namespaces/aliquot-system/secrets"
@@ -70,6 +72,48 @@ def test_an_unreadable_one_is_replaced(data: dict[str, object]) -> None:
 
     assert b"BEGIN CERTIFICATE" in store(api).current().authority
     assert store(api).current() == store(api).current()
+
+
+def test_a_secret_that_is_lost_comes_back_as_it_was() -> None:
+    api = FakeApi()
+    replica = store(api)
+    before = replica.current()
+    del api.objects[PATH]
+
+    assert replica.current() == before
+    assert store(api).current() == before
+
+
+def test_a_certificate_from_the_future_is_replaced() -> None:
+    """A replica whose clock is ahead has made it: the API server would not accept it yet."""
+    api = FakeApi()
+    ahead = store(api, days=1).current()
+    assert store(api).current().certificate != ahead.certificate
+    assert store(api, days=1).current() == store(api).current()
+
+
+def test_an_expired_one_is_replaced() -> None:
+    api = FakeApi()
+    old = store(api, days=-400).current()
+    assert store(api).current().certificate != old.certificate
+    assert store(api).current().authority == old.authority
+
+
+def test_a_folder_that_somebody_else_renews(tmp_path: Path) -> None:
+    made = store(FakeApi()).current()
+    folder = CertificateFolder(folder=tmp_path)
+    with pytest.raises(FileNotFoundError):
+        folder.current()
+    (tmp_path / "tls.crt").write_bytes(made.certificate)
+    (tmp_path / "tls.key").write_bytes(made.key)
+    serving = ServingContext()
+    assert serving.use(folder.current())
+    assert not serving.use(folder.current())
+
+    (tmp_path / "tls.key").write_bytes(store(FakeApi()).current().key)  # half of a renewal
+    with pytest.raises(ssl.SSLError):
+        serving.use(folder.current())
+    assert serving.loaded
 
 
 def test_a_missing_permission_is_an_error() -> None:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the ledger of each namespace with a budget on the API server, by compare and swap.
+
+Every change names the resourceVersion that it was computed from, so that of two replicas one has to compute
+anew: no order of admissions promises more than there is. A replica begins with the ledger as it last wrote
+it, which costs one call for an admission; when that is old, or leads to a refusal, it reads first.
+
+The first admission after a budget appears makes the ledger from the claims that there are.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aliquot_api import names
+from aliquot_webhook import amounts, ledger
+from aliquot_webhook.amounts import Amounts
+from aliquot_webhook.budgets import Cap
+from aliquot_webhook.kube import ApiError
+from aliquot_webhook.ledger import BudgetExceeded, Entries, Entry
+from aliquot_webhook.templates import ROOT, Api, parse_timestamp
+from aliquot_webhook.wire import JsonObject, dig, text
+
+LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
+NAME: Final = "gpu"
+"""Of the one AliquotLedger in a namespace."""
+_WAIT_S: Final = 4.0
+_ATTEMPTS: Final = 12
+
+Change = Callable[[Entries], dict[str, Entry]]
+
+
+class ChargeUnavailable(Exception):
+    """The ledger cannot be read or written, so nothing may be admitted; the text says why."""
+
+
+class ListApi(Api, Protocol):
+    """The part of the API that ledgers need."""
+
+    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+        """All objects at `path`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    version: str
+    """Empty: there is none yet."""
+    entries: Entries
+
+
+def ledger_path(namespace: str) -> str:
+    """Where a namespace's ledger is."""
+    return f"{LEDGERS}/namespaces/{namespace}/aliquotledgers/{NAME}"
+
+
+def claim_entries(
+    claims: Collection[JsonObject], *, classes: Collection[str], whole_bytes: int | None
+) -> dict[str, Entry]:
+    """What existing claims count as, at least: the most that they can get, or have."""
+    found: dict[str, Entry] = {}
+    for claim in claims:
+        spec = claim.get("spec")
+        if amounts.uses(spec, classes=classes):
+            created = parse_timestamp(dig(claim, "metadata", "creationTimestamp"))
+            most = amounts.of_claim(spec, classes=classes, whole_bytes=whole_bytes or 0)
+            found[text(dig(claim, "metadata", "uid"))] = Entry(
+                amounts=most | amounts.of_allocation(claim),
+                at_s=created.timestamp() if created else 0.0,
+                claim=text(dig(claim, "metadata", "name")),
+            )
+    return found
+
+
+class Charges:
+    """The ledgers of all namespaces. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        *,
+        api: ListApi,
+        classes: Collection[str],
+        whole_bytes: Callable[[], int | None],
+        reservation_s: float,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._api = api
+        self._classes = classes
+        self._whole_bytes = whole_bytes
+        self._reservation_s = reservation_s
+        self._now_s = now_s
+        self._known: dict[str, _Ledger] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def reserve(
+        self, namespace: str, wanted: Amounts, caps: Collection[Cap], *, is_again: bool, dry_run: bool
+    ) -> None:
+        """For a pod that is being admitted. Raises BudgetExceeded, ChargeUnavailable."""
+        key = uuid.uuid4().hex[:16]
+        self.change(
+            namespace,
+            lambda entries: ledger.reserve(
+                entries, key, wanted, caps=caps, now_s=self._now_s(), is_again=is_again
+            ),
+            dry_run=dry_run,
+        )
+
+    def charge(
+        self,
+        namespace: str,
+        claim: JsonObject,
+        wanted: Amounts,
+        caps: Collection[Cap],
+        *,
+        may_redeem: bool,
+        dry_run: bool,
+    ) -> None:
+        """For a claim that is being admitted. Raises BudgetExceeded, ChargeUnavailable."""
+        uid, name = text(dig(claim, "metadata", "uid")), text(dig(claim, "metadata", "name"))
+        self.change(
+            namespace,
+            lambda entries: ledger.charge(
+                entries, uid, name, wanted, caps=caps, now_s=self._now_s(), may_redeem=may_redeem
+            ),
+            dry_run=dry_run,
+        )
+
+    def resize(
+        self, namespace: str, wanted: Mapping[str, Entry], caps: Collection[Cap], *, dry_run: bool
+    ) -> None:
+        """For claims by UID whose limits change, all or none. Raises BudgetExceeded, ChargeUnavailable."""
+
+        def change(entries: Entries) -> dict[str, Entry]:
+            changed = dict(entries)
+            for uid, entry in wanted.items():
+                changed = ledger.resize(
+                    changed, uid, entry.claim, entry.amounts, caps=caps, now_s=self._now_s()
+                )
+            return changed
+
+        self.change(namespace, change, dry_run=dry_run)
+
+    def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> dict[str, Entry]:
+        """Bring about `change` of the namespace's entries; the entries after it."""
+        with self._guard:
+            lock = self._locks.setdefault(namespace, threading.Lock())
+        # Held across remote calls on purpose: the threads of one process need not fight over versions.
+        if not lock.acquire(timeout=_WAIT_S):
+            raise ChargeUnavailable(f"the GPU budget of namespace {namespace} is busy; try again")
+        try:
+            return self._change(namespace, change, dry_run=dry_run)
+        except ApiError as error:
+            self._known.pop(namespace, None)
+            again = "" if error.status else "; try again"
+            raise ChargeUnavailable(
+                f"the GPU budget of namespace {namespace} cannot be counted: {error.message}{again}"
+            ) from error
+        finally:
+            lock.release()
+
+    def _change(self, namespace: str, change: Change, *, dry_run: bool) -> dict[str, Entry]:
+        known = None if dry_run else self._known.get(namespace)
+        for _ in range(_ATTEMPTS):
+            is_fresh = known is None
+            before = known or self._read(namespace)
+            entries = ledger.current(before.entries, now_s=self._now_s(), reservation_s=self._reservation_s)
+            try:
+                after = change(entries)
+            except BudgetExceeded:
+                self._known.pop(namespace, None)
+                if is_fresh:
+                    raise
+                known = None
+                continue
+            if dry_run or after == before.entries:
+                return after
+            try:
+                self._write(namespace, before, after)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+                known = None
+                continue
+            return after
+        raise ChargeUnavailable(f"the GPU budget of namespace {namespace} keeps changing; try again")
+
+    def _read(self, namespace: str) -> _Ledger:
+        try:
+            live = self._api.call("GET", ledger_path(namespace))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            claims, _ = self._api.list_all(f"{ROOT}/namespaces/{namespace}/resourceclaims", {})
+            entries = claim_entries(claims, classes=self._classes, whole_bytes=self._whole_bytes())
+            return _Ledger(version="", entries=entries)
+        return _Ledger(version=text(dig(live, "metadata", "resourceVersion")), entries=ledger.decode(live))
+
+    def _write(self, namespace: str, before: _Ledger, after: Entries) -> None:
+        body: dict[str, object] = {
+            "apiVersion": f"{names.CONFIG_GROUP}/{names.CONFIG_VERSION}",
+            "kind": "AliquotLedger",
+            "metadata": {"name": NAME, "namespace": namespace},
+            "entries": ledger.encode(after),
+        }
+        path = ledger_path(namespace)
+        if before.version:
+            body["metadata"] = {"name": NAME, "namespace": namespace, "resourceVersion": before.version}
+            live = self._api.call("PUT", path, body=body)
+        else:
+            live = self._api.call("POST", path.rpartition("/")[0], body=body)
+        self._known[namespace] = _Ledger(
+            version=text(dig(live, "metadata", "resourceVersion")), entries=dict(after)
+        )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges what is written by hand: claims and templates for our GPUs, pods that use them, and live resizes."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from aliquot_api import names, quantity
+from aliquot_api.annotations import memory_limits
+from aliquot_api.errors import InvalidInput
+from aliquot_webhook import claimcheck
+from aliquot_webhook.amounts import uses
+from aliquot_webhook.budget import BudgetOffice
+from aliquot_webhook.inventory import Inventory
+from aliquot_webhook.kube import ApiError
+from aliquot_webhook.policy import Policy
+from aliquot_webhook.probe import ServerState
+from aliquot_webhook.review import log_refusal
+from aliquot_webhook.reviews import Notes, Outcome, Refused, Request, Result, allow, read, refuse
+from aliquot_webhook.templates import ROOT, Api
+from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+
+_ANNOTATION = names.ANNOTATION_MEMORY_LIMIT
+
+
+class Validator:
+    """Answers reviews that only say yes or no."""
+
+    def __init__(
+        self,
+        *,
+        api: Api,
+        policy: Policy,
+        inventory: Callable[[], Inventory],
+        server: Callable[[], ServerState],
+        budget: BudgetOffice,
+        classes: Collection[str],
+    ) -> None:
+        self._api = api
+        self._policy = policy
+        self._inventory = inventory
+        self._server = server
+        self._budget = budget
+        self._classes = classes
+
+    def answer(self, review: object) -> Outcome:
+        """The answer to `review`. Raises InvalidInput for what is no AdmissionReview of version v1."""
+        request = read(review)
+        judges: dict[tuple[str, str], Callable[[Request], Notes]] = {
+            ("resourceclaims", "CREATE"): self._claim,
+            ("resourceclaimtemplates", "CREATE"): self._template,
+            ("pods", "CREATE"): self._pod,
+            ("pods", "UPDATE"): self._resize,
+        }
+        judge = judges.get((request.resource, request.operation))
+        if judge is None:
+            return allow(request)
+        try:
+            return allow(request, notes=judge(request))
+        except InvalidInput as error:
+            refused = Refused(result=Result.INVALID, message=str(error))
+        except Refused as error:
+            refused = error
+        log_refusal(request, refused)
+        return refuse(request, refused)
+
+    def _claim(self, request: Request) -> Notes:
+        self._check_claim(request.new.get("spec"), field="spec")
+        self._budget.charge(request)
+        return Notes()
+
+    def _template(self, request: Request) -> Notes:
+        self._check_claim(dig(request.new, "spec", "spec"), field="spec.spec")
+        self._budget.check_template(request)
+        return Notes()
+
+    def _check_claim(self, spec: object, *, field: str) -> None:
+        policy = self._judging_policy()
+        claimcheck.check_claim(
+            spec, field=field, classes=self._classes, policy=policy, inventory=self._inventory()
+        )
+
+    def _pod(self, request: Request) -> Notes:
+        """A pod with claims, some of which may be ours."""
+        policy = self._judging_policy()
+        specs: dict[str, object] = {}
+        for entry in items(dig(request.new, "spec", "resourceClaims")):
+            spec = self._spec_of(request.namespace, obj(entry))
+            if spec is not None:
+                specs[text(obj(entry).get("name"))] = spec
+        claimcheck.check_pod(obj(request.new.get("spec")), specs, classes=self._classes, policy=policy)
+        return Notes()
+
+    def _spec_of(self, namespace: str, entry: JsonObject) -> object:
+        """Spec of the claim that a pod's entry means; None if it is not there (yet)."""
+        template = text(entry.get("resourceClaimTemplateName"))
+        if template:
+            return dig(self._get(namespace, "resourceclaimtemplates", template), "spec", "spec")
+        return dig(self._get(namespace, "resourceclaims", text(entry.get("resourceClaimName"))), "spec")
+
+    def _resize(self, request: Request) -> Notes:
+        """A new memory limit for a running pod."""
+        old, new = (_annotation(pod) for pod in (request.old, request.new))
+        if old == new:
+            return Notes()
+        claims = self._our_claims(request)
+        containers = _containers_of(obj(request.new.get("spec")), claims)
+        if not claims:
+            return Notes()
+        field = f"metadata.annotations[{_ANNOTATION}]"
+        limits = {} if new is None else memory_limits(new, field=field, containers=list(containers))
+        largest = self._inventory().largest
+        memory: dict[str, dict[str, int]] = {name: {} for name in claims}
+        for container, limit_bytes in limits.items():
+            if largest is not None and limit_bytes > largest.memory_bytes:
+                raise InvalidInput(
+                    field=field,
+                    value=f"{limit_bytes // quantity.MIB}Mi",
+                    fix=f"no GPU of this cluster is that large; the largest, {largest.product or 'unnamed'},"
+                    f" has {largest.memory_bytes // quantity.MIB}Mi",
+                )
+            for name, request_name in containers[container]:
+                spec = claims[name].get("spec")
+                if request_name in claimcheck.whole_requests(spec, classes=self._classes):
+                    raise InvalidInput(
+                        field=field,
+                        value=container,
+                        fix="this container has a whole GPU, which no limit makes smaller or larger; leave it"
+                        " out (container=value, …)",
+                    )
+                memory[name][request_name] = limit_bytes
+        self._judging_policy()
+        self._budget.resize(request, [(claims[name], memory[name]) for name in claims])
+        return Notes(audit={"resize": "accepted"})
+
+    def _our_claims(self, request: Request) -> dict[str, JsonObject]:
+        """The pod's claims for our GPUs, by the pod's own names for them."""
+        made = {
+            text(obj(status).get("name")): text(obj(status).get("resourceClaimName"))
+            for status in items(dig(request.old, "status", "resourceClaimStatuses"))
+        }
+        found: dict[str, JsonObject] = {}
+        for entry in items(dig(request.new, "spec", "resourceClaims")):
+            name = text(obj(entry).get("name"))
+            claim_name = text(obj(entry).get("resourceClaimName")) or made.get(name, "")
+            claim = self._get(request.namespace, "resourceclaims", claim_name)
+            if claim is not None and uses(claim.get("spec"), classes=self._classes):
+                found[name] = claim
+        return found
+
+    def _get(self, namespace: str, plural: str, name: str) -> JsonObject | None:
+        if not name:
+            return None
+        try:
+            return self._api.call("GET", f"{ROOT}/namespaces/{namespace}/{plural}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            message = f"Aliquot's webhook cannot read {plural} {namespace}/{name}: {error.message}"
+            raise Refused(result=Result.NOT_READY, message=message) from error
+
+    def _judging_policy(self) -> Policy:
+        server = self._server()
+        if server.problem is not None:
+            raise Refused(result=Result.NOT_READY, message=server.problem)
+        return replace(self._policy, count_is_distinct=server.count_is_distinct)
+
+
+def _annotation(pod: JsonObject) -> str | None:
+    value = obj(dig(pod, "metadata", "annotations")).get(_ANNOTATION)
+    return text(value) if value is not None else None
+
+
+def _containers_of(spec: JsonObject, claims: dict[str, JsonObject]) -> dict[str, list[tuple[str, str]]]:
+    """The claims' requests that each container has, by the container's name."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for kind in ("containers", "initContainers"):
+        for container in items(spec.get(kind)):
+            for entry in items(dig(container, "resources", "claims")):
+                name = text(obj(entry).get("name"))
+                if name not in claims:
+                    continue
+                one = text(obj(entry).get("request"))
+                every = [
+                    text(obj(request).get("name"))
+                    for request in items(dig(claims[name], "spec", "devices", "requests"))
+                ]
+                pairs = [(name, each) for each in ([one] if one else every)]
+                found.setdefault(text(obj(container).get("name")), []).extend(pairs)
+    return found
