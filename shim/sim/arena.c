@@ -234,6 +234,9 @@ bool arena_grow(struct arena *arena, size_t size) {
 }
 
 static void remove_chunk(struct arena *arena, struct arena_chunk *chunk) {
+  if (arena->removing) {
+    arena->removing(chunk);
+  }
   unlink_free(arena, chunk->first);
   forget_segment(chunk->first);
   if (chunk->next) {

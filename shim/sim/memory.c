@@ -6,6 +6,7 @@
 
 #include "array.h"
 #include "graph_memory.h"
+#include "managed.h"
 #include "pool.h"
 #include "profiles.h"
 #include "vmm.h"
@@ -65,8 +66,12 @@ static CUresult allocate(size_t size, bool low, struct space_block **taken) {
 }
 
 static void release(struct space_block *block) {
-  CUcontext context = block->owner;
-  books_change(&driver.books, context->gpu, memory_refund(block->size));
+  if (block->kind == SPACE_MANAGED) {
+    managed_end(block->owner);
+  } else {
+    CUcontext context = block->owner;
+    books_change(&driver.books, context->gpu, memory_refund(block->size));
+  }
   space_give(block);
 }
 
@@ -156,21 +161,37 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned in
   return driver_leave(result);
 }
 
+/* Nothing of it is on a GPU yet. */
+static CUresult allocate_managed(CUcontext context, size_t size, CUdeviceptr *address) {
+  struct space_block *block = space_take(size, false);
+  struct managed *managed = block ? managed_new(context, block->address, size) : NULL;
+  if (!managed) {
+    if (block) {
+      space_give(block);
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  block->kind = SPACE_MANAGED;
+  block->owner = managed;
+  space_back(block, true);
+  *address = block->address;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
+  CUcontext context;
   CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
     return result;
   }
+  result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
   if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
-  struct space_block *block;
-  result = allocate(bytesize, false, &block);
-  if (result == CUDA_SUCCESS) {
-    space_back(block, true);
-    *dptr = block->address;
-  }
-  return driver_leave(result);
+  return driver_leave(allocate_managed(context, bytesize, dptr));
 }
 
 CUresult memory_free(uintptr_t address) {
@@ -322,8 +343,8 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdevi
 }
 
 static void release_if_owned(struct space_block *block, void *context) {
-  bool of_context = block->kind == SPACE_LINEAR || block->kind == SPACE_MANAGED;
-  if (of_context && block->owner == context) {
+  bool linear = block->kind == SPACE_LINEAR && block->owner == context;
+  if (linear || (block->kind == SPACE_MANAGED && ((struct managed *)block->owner)->context == context)) {
     release(block);
   }
 }

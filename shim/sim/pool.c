@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "import.h"
+#include "managed.h"
 
 static CUmemoryPool pools;
 static bool may_shrink; /* something was freed, or a threshold lowered, since the last synchronisation */
@@ -66,6 +67,12 @@ static CUresult check(const CUmemPoolProps *props) {
   return check_location(props);
 }
 
+static void end_managed(struct arena_chunk *chunk) {
+  if (chunk->managed) {
+    managed_end(chunk->managed);
+  }
+}
+
 static CUmemoryPool add(const CUmemPoolProps *props) {
   CUmemoryPool pool = calloc(1, sizeof *pool);
   if (!pool) {
@@ -83,6 +90,7 @@ static CUmemoryPool add(const CUmemPoolProps *props) {
   pool->props.maxSize = memory_round(props->maxSize, SIM_PAGE);
   pool->arena.owner = pool;
   pool->arena.host = pool->place != POOL_DEVICE;
+  pool->arena.removing = managed ? end_managed : NULL;
   pools = pool;
   return pool;
 }
@@ -173,6 +181,10 @@ static bool grow_by(CUmemoryPool pool, uint64_t bytes) {
     refund(pool, bytes);
     return false;
   }
+  struct arena_chunk *fresh = pool->arena.chunks;
+  if (pool->place == POOL_MANAGED) {
+    fresh->managed = managed_new(NULL, fresh->block->address, bytes);
+  }
   return true;
 }
 
@@ -238,6 +250,9 @@ CUresult pool_free(const struct space_block *chunk, uintptr_t address) {
   struct arena_segment *segment = pool_find(chunk, address, false);
   if (!segment) {
     return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (segment->chunk->managed) {
+    managed_leave(segment->chunk->managed, segment->address, segment->size, true);
   }
   arena_give(segment);
   may_shrink = true;

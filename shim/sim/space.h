@@ -24,7 +24,7 @@ enum space_backing {
 /* What lies at a block's addresses, and so what its owner is. */
 enum space_kind {
   SPACE_LINEAR,  /* an allocation; a context */
-  SPACE_MANAGED, /* the same, managed.h */
+  SPACE_MANAGED, /* a managed one; managed.h */
   SPACE_CHUNK,   /* part of a pool, arena.h */
   SPACE_RANGE,   /* reserved addresses, vmm.h */
   SPACE_GRAPH,   /* an alloc node's, graph_memory.h */
