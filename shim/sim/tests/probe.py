@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 LIBRARIES = {"cu": "libcuda.so.1", "nv": "libnvidia-ml.so.1"}
@@ -114,6 +115,37 @@ def close_descriptor(descriptor: int) -> dict[str, Any]:
     return {"code": 0, "outputs": []}
 
 
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+host_calls: list[list[int]] = []
+gate = threading.Event()
+
+
+def note_on_host(value: int | None) -> None:
+    """Note the value, and what a call of the driver answers here."""
+    if value == 0 or value is None:
+        gate.wait()
+    host_calls.append([value or 0, ctypes.CDLL(LIBRARIES["cu"]).cuCtxSynchronize()])
+
+
+run_on_host = HOST_FUNCTION(note_on_host)
+
+
+def launch_host(stream: int, value: int) -> dict[str, Any]:
+    """Launch a host function that notes `value`; 0 waits for open_gate first."""
+    library = ctypes.CDLL(LIBRARIES["cu"])
+    code = library.cuLaunchHostFunc(ctypes.c_void_p(stream), run_on_host, ctypes.c_void_p(value))
+    return {"code": code, "outputs": []}
+
+
+def called_on_host() -> dict[str, Any]:
+    return {"code": 0, "outputs": list(host_calls)}
+
+
+def open_gate() -> dict[str, Any]:
+    gate.set()
+    return {"code": 0, "outputs": []}
+
+
 def become_another_program() -> dict[str, Any]:
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -121,7 +153,10 @@ def become_another_program() -> dict[str, Any]:
 def main() -> None:
     functions = (in_thread, in_fork, fork_sleeper, close_descriptors)
     descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
-    own = {function.__name__: function for function in (*functions, *descriptors)}
+    hosts = (launch_host, called_on_host, open_gate)
+    own: dict[str, Callable[..., Any]] = {
+        function.__name__: function for function in (*functions, *descriptors, *hosts)
+    }
     own["become_another_program"] = become_another_program
     print(json.dumps({"code": 0, "outputs": [os.getpid()]}), flush=True)
     for line in sys.stdin:
