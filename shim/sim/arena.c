@@ -143,6 +143,7 @@ struct arena_segment *arena_take(struct arena *arena, size_t size) {
     return NULL;
   }
   segment->asked = size;
+  segment->id = space_new_id();
   arena->used += rounded;
   arena->idle -= was_idle ? chunk->size : 0;
   index_segment(segment, segment);

@@ -22,6 +22,7 @@ struct arena_segment {
   uintptr_t address;
   size_t size;  /* whole grains */
   size_t asked; /* as the program asked for; 0 = free */
+  uint64_t id;  /* of the allocation, as in space.h */
   struct arena_chunk *chunk;
   struct arena_segment *before, *after;            /* neighbours in the chunk */
   struct arena_segment *previous_free, *next_free; /* in the list of its class */

@@ -6,6 +6,7 @@
 
 #include "array.h"
 #include "graph_memory.h"
+#include "import.h"
 #include "managed.h"
 #include "pool.h"
 #include "profiles.h"
@@ -194,6 +195,15 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flag
   return driver_leave(allocate_managed(context, bytesize, dptr));
 }
 
+static CUresult free_import(struct space_block *block, uintptr_t address) {
+  const struct import *import = block->owner;
+  if (import->kind == IMPORT_EXTERNAL && block->address == address) {
+    import_give(block);
+    return CUDA_SUCCESS;
+  }
+  return pool_free_import(block, address);
+}
+
 CUresult memory_free(uintptr_t address) {
   struct space_block *block = space_find(address);
   if (!block) {
@@ -203,7 +213,7 @@ CUresult memory_free(uintptr_t address) {
   case SPACE_CHUNK:
     return pool_free(block, address);
   case SPACE_IMPORT:
-    return pool_free_import(block, address);
+    return free_import(block, address);
   case SPACE_GRAPH:
     return graph_memory_free(address);
   case SPACE_LINEAR:
@@ -280,20 +290,20 @@ bool memory_locate(uintptr_t address, struct memory_range *range) {
   if (block->kind == SPACE_CHUNK) {
     struct arena_segment *segment = pool_find(block, address, true);
     if (segment) {
-      *range = (struct memory_range){segment->address, segment->asked, block, &segment->backing,
-                                     pool_of(block)->arena.host};
+      *range = (struct memory_range){segment->address,           segment->asked, block, &segment->backing,
+                                     pool_of(block)->arena.host, segment->id};
     }
     return segment;
   }
   if (block->kind == SPACE_RANGE) {
     struct vmm_mapping *mapping = vmm_mapping_at(block, address);
     if (mapping) {
-      *range =
-          (struct memory_range){mapping->address, mapping->size, block, &mapping->backing, mapping->host};
+      *range = (struct memory_range){mapping->address,  mapping->size, block,
+                                     &mapping->backing, mapping->host, mapping->memory->id};
     }
     return mapping && mapping->readable;
   }
-  *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host};
+  *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host, block->id};
   return block->kind != SPACE_GRAPH || graph_memory_is_live(block->address);
 }
 
@@ -346,10 +356,14 @@ static void release_if_owned(struct space_block *block, void *context) {
   bool linear = block->kind == SPACE_LINEAR && block->owner == context;
   if (linear || (block->kind == SPACE_MANAGED && ((struct managed *)block->owner)->context == context)) {
     release(block);
+  } else if (block->kind == SPACE_IMPORT && ((struct import *)block->owner)->context == context) {
+    import_give(block);
   }
 }
 
 void memory_forget(CUcontext context) {
+  ipc_forget(context);
+  externals_forget(context);
   arrays_forget(context);
   mipmaps_forget(context);
   space_each(release_if_owned, context);

@@ -132,10 +132,8 @@ CUresult pool_adopt(struct shared *shared, CUmemoryPool *made) {
   const struct sim_shared *about = shared_about(&driver.books, shared);
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                           .location = {.type = CU_MEM_LOCATION_TYPE_INVISIBLE, .id = CU_DEVICE_INVALID}};
-  for (unsigned device = 0; device < driver.devices; device++) {
-    if (driver.gpu[device] == about->gpu) {
-      props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device};
-    }
+  if (driver_ordinal(about->gpu) >= 0) {
+    props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = driver_ordinal(about->gpu)};
   }
   if (about->flags == POOL_HOST) {
     props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
@@ -265,7 +263,7 @@ CUresult pool_free_import(struct space_block *block, uintptr_t address) {
   if (import->kind != IMPORT_POOL || block->address != address) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  CUmemoryPool pool = import->source;
+  CUmemoryPool pool = import->pool;
   import_give(block);
   pool->imports--;
   after_free(pool);

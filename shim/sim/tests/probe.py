@@ -3,7 +3,8 @@
 
 Run as a program. Integers go as they are; {"out": N} is a 64-bit output that
 starts as N, {"text": N} a buffer of N bytes, {"bytes": "hex"} a buffer in and
-out. The answer holds the return code and all outputs in order.
+out, {"value": "hex"} a structure by value. The answer holds the return code and
+all outputs in order.
 """
 
 import ctypes
@@ -19,6 +20,15 @@ from typing import Any
 LIBRARIES = {"cu": "libcuda.so.1", "nv": "libnvidia-ml.so.1"}
 
 
+def structure(data: bytes) -> ctypes.Structure:
+    """One to be passed by value."""
+
+    class Given(ctypes.Structure):
+        _fields_ = (("data", ctypes.c_char * len(data)),)
+
+    return Given.from_buffer_copy(data)
+
+
 def pack(argument: Any) -> Any:
     match argument:
         case {"out": value}:
@@ -27,6 +37,8 @@ def pack(argument: Any) -> Any:
             return ctypes.create_string_buffer(size)
         case {"bytes": text}:
             return ctypes.create_string_buffer(bytes.fromhex(text), len(text) // 2)
+        case {"value": text}:
+            return structure(bytes.fromhex(text))
         case str():
             return ctypes.c_char_p(argument.encode())
         case _:
@@ -48,9 +60,10 @@ def unpack(packed: Any, argument: Any) -> Any:
 def call(name: str, *arguments: Any) -> dict[str, Any]:
     function = getattr(ctypes.CDLL(LIBRARIES[name[:2]]), name)
     packed = [pack(argument) for argument in arguments]
-    passed = [ctypes.byref(p) if isinstance(a, dict) else p for p, a in zip(packed, arguments, strict=True)]
+    outgoing = [isinstance(a, dict) and "value" not in a for a in arguments]
+    passed = [ctypes.byref(p) if out else p for p, out in zip(packed, outgoing, strict=True)]
     code = function(*passed)
-    outputs = [unpack(p, a) for p, a in zip(packed, arguments, strict=True) if isinstance(a, dict)]
+    outputs = [unpack(p, a) for p, a, out in zip(packed, arguments, outgoing, strict=True) if out]
     return {"code": code, "outputs": outputs}
 
 
@@ -115,6 +128,26 @@ def close_descriptor(descriptor: int) -> dict[str, Any]:
     return {"code": 0, "outputs": []}
 
 
+def pipe_end() -> dict[str, Any]:
+    """Any descriptor will do for external memory."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    return {"code": 0, "outputs": [reader]}
+
+
+def ask_pointer(address: int, attributes: list[int]) -> dict[str, Any]:
+    """cuPointerGetAttributes; each answer in a zeroed word."""
+    answers = (ctypes.c_uint64 * len(attributes))()
+    places = (ctypes.c_void_p * len(attributes))(
+        *(ctypes.addressof(answers) + 8 * i for i in range(len(answers)))
+    )
+    driver = ctypes.CDLL(LIBRARIES["cu"])
+    code = driver.cuPointerGetAttributes(
+        len(attributes), (ctypes.c_int * len(attributes))(*attributes), places, ctypes.c_uint64(address)
+    )
+    return {"code": code, "outputs": list(answers)}
+
+
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 host_calls: list[list[int]] = []
 gate = threading.Event()
@@ -155,7 +188,7 @@ def main() -> None:
     descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
     hosts = (launch_host, called_on_host, open_gate)
     own: dict[str, Callable[..., Any]] = {
-        function.__name__: function for function in (*functions, *descriptors, *hosts)
+        function.__name__: function for function in (*functions, *descriptors, *hosts, pipe_end, ask_pointer)
     }
     own["become_another_program"] = become_another_program
     print(json.dumps({"code": 0, "outputs": [os.getpid()]}), flush=True)
