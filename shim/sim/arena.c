@@ -143,6 +143,7 @@ struct arena_segment *arena_take(struct arena *arena, size_t size) {
     return NULL;
   }
   segment->asked = size;
+  segment->id = space_new_id();
   arena->used += rounded;
   arena->idle -= was_idle ? chunk->size : 0;
   index_segment(segment, segment);
@@ -234,6 +235,9 @@ bool arena_grow(struct arena *arena, size_t size) {
 }
 
 static void remove_chunk(struct arena *arena, struct arena_chunk *chunk) {
+  if (arena->removing) {
+    arena->removing(chunk);
+  }
   unlink_free(arena, chunk->first);
   forget_segment(chunk->first);
   if (chunk->next) {

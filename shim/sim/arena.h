@@ -16,10 +16,13 @@
 
 #define ARENA_CLASSES 192
 
+struct managed;
+
 struct arena_segment {
   uintptr_t address;
   size_t size;  /* whole grains */
   size_t asked; /* as the program asked for; 0 = free */
+  uint64_t id;  /* of the allocation, as in space.h */
   struct arena_chunk *chunk;
   struct arena_segment *before, *after;            /* neighbours in the chunk */
   struct arena_segment *previous_free, *next_free; /* in the list of its class */
@@ -33,15 +36,17 @@ struct arena_chunk {
   struct arena_segment *first;
   struct arena_segment **at;     /* by grain: the taken segment that starts there */
   struct arena_segment **across; /* by page: the taken segment that lies across the page's beginning */
+  struct managed *managed;       /* of a managed pool, which keeps it */
   struct arena_chunk *previous, *next;
 };
 
 struct arena {
   void *owner;
-  bool host;       /* the host may use what lies in it */
-  size_t reserved; /* bytes of all chunks */
-  size_t used;     /* bytes of all taken segments */
-  size_t idle;     /* bytes of chunks without any */
+  bool host;                                   /* the host may use what lies in it */
+  void (*removing)(struct arena_chunk *chunk); /* called before a chunk goes; may be NULL */
+  size_t reserved;                             /* bytes of all chunks */
+  size_t used;                                 /* bytes of all taken segments */
+  size_t idle;                                 /* bytes of chunks without any */
   struct arena_chunk *chunks;
   struct arena_segment *free[ARENA_CLASSES];
   uint64_t filled[ARENA_CLASSES / 64]; /* classes with a free segment */

@@ -77,6 +77,10 @@ void array_unmap_all(struct array_body *body);
 bool array_is(CUarray array);
 bool mipmap_is(CUmipmappedArray mipmap);
 
+/* A mipmapped array over memory that is not CUDA's; the arguments have been checked. */
+CUresult mipmap_over_external(CUmipmappedArray *made, CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR *about,
+                              unsigned levels);
+
 /* The context ends, and its arrays with it. */
 void arrays_forget(CUcontext context);
 void mipmaps_forget(CUcontext context);

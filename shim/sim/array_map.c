@@ -19,7 +19,8 @@ static struct array_body *body_of(const CUarrayMapInfo *info) {
   } else if (info->resourceType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY && mipmap_is(info->resource.mipmap)) {
     body = &info->resource.mipmap->body;
   }
-  return body && !body->charged ? body : NULL;
+  const unsigned open = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
+  return body && (body->about.Flags & open) ? body : NULL;
 }
 
 static bool is_deferred(const struct array_body *body) {

@@ -17,6 +17,9 @@ CUresult capture_host(CUstream stream, CUhostFn function, void *argument);
 CUresult capture_record(CUstream stream, CUevent event, bool external);
 CUresult capture_wait(CUstream stream, CUevent event, bool external);
 
+CUresult capture_graph(CUstream stream,
+                       CUgraph graph); /* a copy of it, as a child; NULL: it cannot be copied */
+
 /* A call that must not be made while a capture forbids it ("potentially unsafe": cuda.h at
  * cuThreadExchangeStreamCaptureMode). True: one does, and is invalid from now on; answer
  * STREAM_CAPTURE_UNSUPPORTED. */

@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "memory.h"
+#include "managed.h"
 
 enum place { HOST, DEVICE, EITHER };
 
@@ -27,18 +27,26 @@ static bool resolve(uintptr_t address, size_t size, enum place place, char **byt
   return size <= range.size - (address - range.base);
 }
 
-static CUresult enter_context(void) {
+static CUresult enter_context(CUcontext *context) {
   CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  CUcontext context;
-  result = context_current(&context);
+  result = context_current(context);
   return result == CUDA_SUCCESS ? result : driver_leave(result);
 }
 
+/* Who writes to managed memory by the driver brings it to the GPU. */
+static void touch(CUcontext context, uintptr_t address, size_t size) {
+  struct managed *managed = managed_around(address, size);
+  if (managed) {
+    managed_touch(managed, address, size, context->gpu);
+  }
+}
+
 static CUresult copy(uintptr_t to, enum place to_place, uintptr_t from, enum place from_place, size_t size) {
-  CUresult result = enter_context();
+  CUcontext context;
+  CUresult result = enter_context(&context);
   char *target;
   char *source;
   if (result != CUDA_SUCCESS) {
@@ -49,6 +57,9 @@ static CUresult copy(uintptr_t to, enum place to_place, uintptr_t from, enum pla
   }
   if (!resolve(to, size, to_place, &target) || !resolve(from, size, from_place, &source)) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  if (to_place != HOST) {
+    touch(context, to, size);
   }
   if (target && source) {
     memmove(target, source, size);
@@ -75,7 +86,8 @@ static CUresult anywhere(uintptr_t to, uintptr_t from, size_t size) {
 }
 
 static CUresult fill(uintptr_t to, const void *pattern, size_t width, size_t count) {
-  CUresult result = enter_context();
+  CUcontext context;
+  CUresult result = enter_context(&context);
   char *bytes = NULL;
   size_t size;
   if (result != CUDA_SUCCESS) {
@@ -84,6 +96,9 @@ static CUresult fill(uintptr_t to, const void *pattern, size_t width, size_t cou
   if (__builtin_mul_overflow(width, count, &size) || to % width != 0 ||
       (size > 0 && !resolve(to, size, DEVICE, &bytes))) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  }
+  if (size > 0) {
+    touch(context, to, size);
   }
   for (size_t i = 0; bytes && i < count; i++) {
     memcpy(bytes + i * width, pattern, width);

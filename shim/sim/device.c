@@ -14,6 +14,15 @@ bool driver_is_device(CUdevice device) {
   return device >= 0 && (unsigned)device < driver.devices;
 }
 
+int driver_ordinal(uint32_t gpu) {
+  for (unsigned device = 0; device < driver.devices; device++) {
+    if (driver.gpu[device] == gpu) {
+      return (int)device;
+    }
+  }
+  return CU_DEVICE_INVALID;
+}
+
 const struct sim_gpu *driver_gpu(CUdevice device) {
   return &driver.books.node.state->gpu[driver.gpu[device]];
 }

@@ -68,6 +68,9 @@ static inline CUresult driver_leave(CUresult result) {
 bool driver_is_device(CUdevice device);
 const struct sim_gpu *driver_gpu(CUdevice device);
 
+/* Ordinal of a GPU, or CU_DEVICE_INVALID if this process does not see it. */
+int driver_ordinal(uint32_t gpu);
+
 /* Current context of the thread: INVALID_CONTEXT if there is none, CONTEXT_IS_DESTROYED if it is gone,
  * UNKNOWN if its GPU fell off the bus. */
 CUresult context_current(CUcontext *context);

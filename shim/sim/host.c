@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "driver.h"
+#include "memory.h"
 
 struct pinned {
   struct pinned *next;
@@ -13,10 +13,13 @@ struct pinned {
   size_t size;
   unsigned flags;
   bool ours; /* allocated here, not registered */
+  CUcontext context;
+  uint64_t id;
 };
 
 static struct pinned *all_pinned;
 
+/* The memory around an address, if it is pinned. */
 static struct pinned *find(const void *pointer) {
   for (struct pinned *pinned = all_pinned; pinned; pinned = pinned->next) {
     if ((const char *)pointer >= pinned->start && (const char *)pointer < pinned->start + pinned->size) {
@@ -24,6 +27,14 @@ static struct pinned *find(const void *pointer) {
     }
   }
   return NULL;
+}
+
+bool host_find(uintptr_t address, struct host_range *range) {
+  const struct pinned *pinned = find((const void *)address);
+  if (pinned) {
+    *range = (struct host_range){(uintptr_t)pinned->start, pinned->size, pinned->context, pinned->id};
+  }
+  return pinned;
 }
 
 static CUresult enter_context(void) {
@@ -41,7 +52,9 @@ static CUresult add(void *start, size_t size, unsigned flags, bool ours) {
   if (!pinned) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  *pinned = (struct pinned){.next = all_pinned, .start = start, .size = size, .flags = flags, .ours = ours};
+  *pinned = (struct pinned){
+      .next = all_pinned, .start = start, .size = size, .flags = flags, .ours = ours, .id = space_new_id()};
+  context_current(&pinned->context);
   all_pinned = pinned;
   return CUDA_SUCCESS;
 }

@@ -6,6 +6,8 @@
 
 #include "array.h"
 #include "graph_memory.h"
+#include "import.h"
+#include "managed.h"
 #include "pool.h"
 #include "profiles.h"
 #include "vmm.h"
@@ -65,8 +67,12 @@ static CUresult allocate(size_t size, bool low, struct space_block **taken) {
 }
 
 static void release(struct space_block *block) {
-  CUcontext context = block->owner;
-  books_change(&driver.books, context->gpu, memory_refund(block->size));
+  if (block->kind == SPACE_MANAGED) {
+    managed_end(block->owner);
+  } else {
+    CUcontext context = block->owner;
+    books_change(&driver.books, context->gpu, memory_refund(block->size));
+  }
   space_give(block);
 }
 
@@ -156,21 +162,46 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned in
   return driver_leave(result);
 }
 
+/* Nothing of it is on a GPU yet. */
+static CUresult allocate_managed(CUcontext context, size_t size, CUdeviceptr *address) {
+  struct space_block *block = space_take(size, false);
+  struct managed *managed = block ? managed_new(context, block->address, size) : NULL;
+  if (!managed) {
+    if (block) {
+      space_give(block);
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  block->kind = SPACE_MANAGED;
+  block->owner = managed;
+  space_back(block, true);
+  *address = block->address;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
+  CUcontext context;
   CUresult result = driver_enter();
   if (result != CUDA_SUCCESS) {
     return result;
   }
+  result = context_current(&context);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
   if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
-  struct space_block *block;
-  result = allocate(bytesize, false, &block);
-  if (result == CUDA_SUCCESS) {
-    space_back(block, true);
-    *dptr = block->address;
+  return driver_leave(allocate_managed(context, bytesize, dptr));
+}
+
+static CUresult free_import(struct space_block *block, uintptr_t address) {
+  const struct import *import = block->owner;
+  if (import->kind == IMPORT_EXTERNAL && block->address == address) {
+    import_give(block);
+    return CUDA_SUCCESS;
   }
-  return driver_leave(result);
+  return pool_free_import(block, address);
 }
 
 CUresult memory_free(uintptr_t address) {
@@ -182,7 +213,7 @@ CUresult memory_free(uintptr_t address) {
   case SPACE_CHUNK:
     return pool_free(block, address);
   case SPACE_IMPORT:
-    return pool_free_import(block, address);
+    return free_import(block, address);
   case SPACE_GRAPH:
     return graph_memory_free(address);
   case SPACE_LINEAR:
@@ -259,20 +290,20 @@ bool memory_locate(uintptr_t address, struct memory_range *range) {
   if (block->kind == SPACE_CHUNK) {
     struct arena_segment *segment = pool_find(block, address, true);
     if (segment) {
-      *range = (struct memory_range){segment->address, segment->asked, block, &segment->backing,
-                                     pool_of(block)->arena.host};
+      *range = (struct memory_range){segment->address,           segment->asked, block, &segment->backing,
+                                     pool_of(block)->arena.host, segment->id};
     }
     return segment;
   }
   if (block->kind == SPACE_RANGE) {
     struct vmm_mapping *mapping = vmm_mapping_at(block, address);
     if (mapping) {
-      *range =
-          (struct memory_range){mapping->address, mapping->size, block, &mapping->backing, mapping->host};
+      *range = (struct memory_range){mapping->address,  mapping->size, block,
+                                     &mapping->backing, mapping->host, mapping->memory->id};
     }
     return mapping && mapping->readable;
   }
-  *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host};
+  *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host, block->id};
   return block->kind != SPACE_GRAPH || graph_memory_is_live(block->address);
 }
 
@@ -322,13 +353,17 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdevi
 }
 
 static void release_if_owned(struct space_block *block, void *context) {
-  bool of_context = block->kind == SPACE_LINEAR || block->kind == SPACE_MANAGED;
-  if (of_context && block->owner == context) {
+  bool linear = block->kind == SPACE_LINEAR && block->owner == context;
+  if (linear || (block->kind == SPACE_MANAGED && ((struct managed *)block->owner)->context == context)) {
     release(block);
+  } else if (block->kind == SPACE_IMPORT && ((struct import *)block->owner)->context == context) {
+    import_give(block);
   }
 }
 
 void memory_forget(CUcontext context) {
+  ipc_forget(context);
+  externals_forget(context);
   arrays_forget(context);
   mipmaps_forget(context);
   space_each(release_if_owned, context);

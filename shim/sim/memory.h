@@ -40,9 +40,21 @@ struct memory_range {
   struct space_block *block;
   enum space_backing *backing; /* of just this range */
   bool host;                   /* the host may use it */
+  uint64_t id;
 };
 
 /* False: no memory there (reserved addresses without mapping or access are none). */
 bool memory_locate(uintptr_t address, struct memory_range *range);
+
+/* Pinned host memory, host.c. */
+struct host_range {
+  uintptr_t base;
+  size_t size;
+  CUcontext context;
+  uint64_t id;
+};
+
+/* False: the address is in none. */
+bool host_find(uintptr_t address, struct host_range *range);
 
 #endif

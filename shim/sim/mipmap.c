@@ -40,6 +40,17 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DE
   return driver_leave(result);
 }
 
+CUresult mipmap_over_external(CUmipmappedArray *made, CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR *about,
+                              unsigned levels) {
+  CUmipmappedArray mipmap = objects_take(&mipmaps);
+  if (!mipmap) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  mipmap->body = (struct array_body){.about = *about, .levels = levels, .context = context};
+  *made = mipmap;
+  return CUDA_SUCCESS;
+}
+
 static void destroy(CUmipmappedArray mipmap) {
   for (unsigned level = 0; level < mipmap->body.levels; level++) {
     if (mipmap->level[level]) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "import.h"
+#include "managed.h"
 
 static CUmemoryPool pools;
 static bool may_shrink; /* something was freed, or a threshold lowered, since the last synchronisation */
@@ -66,6 +67,12 @@ static CUresult check(const CUmemPoolProps *props) {
   return check_location(props);
 }
 
+static void end_managed(struct arena_chunk *chunk) {
+  if (chunk->managed) {
+    managed_end(chunk->managed);
+  }
+}
+
 static CUmemoryPool add(const CUmemPoolProps *props) {
   CUmemoryPool pool = calloc(1, sizeof *pool);
   if (!pool) {
@@ -83,6 +90,7 @@ static CUmemoryPool add(const CUmemPoolProps *props) {
   pool->props.maxSize = memory_round(props->maxSize, SIM_PAGE);
   pool->arena.owner = pool;
   pool->arena.host = pool->place != POOL_DEVICE;
+  pool->arena.removing = managed ? end_managed : NULL;
   pools = pool;
   return pool;
 }
@@ -124,10 +132,8 @@ CUresult pool_adopt(struct shared *shared, CUmemoryPool *made) {
   const struct sim_shared *about = shared_about(&driver.books, shared);
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                           .location = {.type = CU_MEM_LOCATION_TYPE_INVISIBLE, .id = CU_DEVICE_INVALID}};
-  for (unsigned device = 0; device < driver.devices; device++) {
-    if (driver.gpu[device] == about->gpu) {
-      props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device};
-    }
+  if (driver_ordinal(about->gpu) >= 0) {
+    props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = driver_ordinal(about->gpu)};
   }
   if (about->flags == POOL_HOST) {
     props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
@@ -172,6 +178,10 @@ static bool grow_by(CUmemoryPool pool, uint64_t bytes) {
   if (!arena_grow(&pool->arena, bytes)) {
     refund(pool, bytes);
     return false;
+  }
+  struct arena_chunk *fresh = pool->arena.chunks;
+  if (pool->place == POOL_MANAGED) {
+    fresh->managed = managed_new(NULL, fresh->block->address, bytes);
   }
   return true;
 }
@@ -239,6 +249,9 @@ CUresult pool_free(const struct space_block *chunk, uintptr_t address) {
   if (!segment) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (segment->chunk->managed) {
+    managed_leave(segment->chunk->managed, segment->address, segment->size, true);
+  }
   arena_give(segment);
   may_shrink = true;
   after_free(pool);
@@ -250,7 +263,7 @@ CUresult pool_free_import(struct space_block *block, uintptr_t address) {
   if (import->kind != IMPORT_POOL || block->address != address) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  CUmemoryPool pool = import->source;
+  CUmemoryPool pool = import->pool;
   import_give(block);
   pool->imports--;
   after_free(pool);

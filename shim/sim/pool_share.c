@@ -95,7 +95,7 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPo
   if (data.magic != POINTER_MAGIC || data.slot != pool->shared.slot || data.life != pool->shared.life) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
-  struct space_block *block = import_take(data.size, (struct import){.kind = IMPORT_POOL, .source = pool});
+  struct space_block *block = import_take(data.size, (struct import){.kind = IMPORT_POOL, .pool = pool});
   if (!block) {
     return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
   }

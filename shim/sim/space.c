@@ -137,6 +137,11 @@ static bool grow(size_t stride, bool low, struct space_block **list) {
   return true;
 }
 
+uint64_t space_new_id(void) {
+  static uint64_t last;
+  return ++last;
+}
+
 struct space_block *space_take(size_t size, bool low) {
   size_t stride;
   if (size == 0 || size > LARGEST) {
@@ -149,6 +154,7 @@ struct space_block *space_take(size_t size, bool low) {
   struct space_block *block = *list;
   *list = block->next;
   block->size = size;
+  block->id = space_new_id();
   return block;
 }
 

@@ -24,7 +24,7 @@ enum space_backing {
 /* What lies at a block's addresses, and so what its owner is. */
 enum space_kind {
   SPACE_LINEAR,  /* an allocation; a context */
-  SPACE_MANAGED, /* the same, managed.h */
+  SPACE_MANAGED, /* a managed one; managed.h */
   SPACE_CHUNK,   /* part of a pool, arena.h */
   SPACE_RANGE,   /* reserved addresses, vmm.h */
   SPACE_GRAPH,   /* an alloc node's, graph_memory.h */
@@ -36,6 +36,7 @@ struct space_block {
   size_t size; /* as asked for; 0 = free */
   struct space_block *next;
   void *owner;
+  uint64_t id; /* never used again */
   enum space_kind kind;
   enum space_backing backing;
   bool host; /* the host may use it directly: backed whatever its size */
@@ -44,6 +45,9 @@ struct space_block {
 /* `low`: below 4 GiB, for the CUDA 2 ABI. NULL: no addresses left. */
 struct space_block *space_take(size_t size, bool low);
 void space_give(struct space_block *block);
+
+/* A number for an allocation, which no other of the process has. */
+uint64_t space_new_id(void);
 
 /* The live block around an address, or NULL. */
 struct space_block *space_find(uintptr_t address);

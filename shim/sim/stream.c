@@ -38,6 +38,7 @@ static CUstream make(enum stream_kind kind, CUcontext context, unsigned flags, i
     all_streams = stream;
   }
   free(stream->ends);
+  free(stream->captured);
   *stream = (struct CUstream_st){.mark = STREAM_MARK,
                                  .kind = kind,
                                  .flags = flags,
@@ -55,8 +56,7 @@ static bool is_live(const struct CUstream_st *stream) {
   return stream->mark == STREAM_MARK && stream->serial == stream->context->serial;
 }
 
-/* Threads get numbers that are never used again, unlike their ids. */
-static uint64_t this_thread(void) {
+uint64_t stream_thread(void) {
   static _Thread_local uint64_t number;
   if (number == 0) {
     number = ++driver.serial;
@@ -66,7 +66,7 @@ static uint64_t this_thread(void) {
 
 static CUstream thread_stream(CUcontext context) {
   static _Thread_local CUstream mine;
-  uint64_t thread = this_thread();
+  uint64_t thread = stream_thread();
   if (mine && mine->thread == thread && mine->context == context && is_live(mine)) {
     return mine;
   }

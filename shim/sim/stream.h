@@ -14,7 +14,9 @@
 #define STREAM_QUEUE 1024U /* launches that a stream holds before the next one blocks */
 
 struct capture;
-struct CUgraphExec_st;
+
+/* A number of the thread that is never used again, unlike its id. */
+uint64_t stream_thread(void);
 
 enum stream_kind { STREAM_MADE, STREAM_LEGACY, STREAM_THREAD };
 
@@ -33,6 +35,8 @@ struct CUstream_st {
   uint64_t launches; /* ever */
   uint64_t *ends;    /* of the last STREAM_QUEUE launches */
   struct capture *capture;
+  CUgraphNode *captured; /* what the next node of the capture depends on */
+  size_t captured_count;
   struct CUstream_st *next;
 };
 

@@ -40,6 +40,7 @@ struct vmm_memory *vmm_new(void) {
   free_memories = memory->next_free;
   *memory = (struct vmm_memory){
       .index = memory->index, .generation = memory->generation + 1, .live = true, .references = 1};
+  memory->id = space_new_id();
   return memory;
 }
 

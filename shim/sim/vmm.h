@@ -31,6 +31,7 @@ struct vmm_memory {
   enum vmm_kind kind;
   size_t size;
   uint32_t gpu;
+  uint64_t id;
   CUmemAllocationProp prop;
   struct shared shared; /* of exportable and imported memory */
   struct vmm_memory *next_free;
@@ -71,6 +72,9 @@ struct vmm_mapping {
 
 /* The mapping around an address in a block of kind SPACE_RANGE, or NULL. */
 struct vmm_mapping *vmm_mapping_at(const struct space_block *block, uintptr_t address);
+
+/* The whole range that the block was reserved for. */
+void vmm_range_of(const struct space_block *block, uintptr_t *start, size_t *size);
 
 /* Unbind all that is bound to a multicast object. */
 void multicast_clear(struct vmm_memory *object);

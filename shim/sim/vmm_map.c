@@ -41,6 +41,12 @@ struct vmm_mapping *vmm_mapping_at(const struct space_block *block, uintptr_t ad
   return inside ? range->at[(address - range->start) / SIM_PAGE] : NULL;
 }
 
+void vmm_range_of(const struct space_block *block, uintptr_t *start, size_t *size) {
+  const struct vmm_range *range = block->owner;
+  *start = range->start;
+  *size = range->size;
+}
+
 static CUresult reserve(CUdeviceptr *ptr, size_t size, size_t alignment) {
   struct vmm_range *range = malloc(sizeof *range);
   size_t extra = alignment > SIM_PAGE ? alignment : 0;

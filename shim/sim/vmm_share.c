@@ -55,16 +55,6 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
   return driver_leave(CUDA_SUCCESS);
 }
 
-/* Ordinal of a GPU, or CU_DEVICE_INVALID if this process does not see it. */
-static int ordinal_of(uint32_t gpu) {
-  for (unsigned device = 0; device < driver.devices; device++) {
-    if (driver.gpu[device] == gpu) {
-      return (int)device;
-    }
-  }
-  return CU_DEVICE_INVALID;
-}
-
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
                                         CUmemAllocationHandleType shHandleType) {
   struct shared shared;
@@ -80,9 +70,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
   }
   const struct sim_shared *about = shared_about(&driver.books, &shared);
   bool device = about->flags == VMM_DEVICE;
-  struct vmm_memory *memory = device && ordinal_of(about->gpu) < 0 ? NULL : vmm_new();
+  struct vmm_memory *memory = device && driver_ordinal(about->gpu) < 0 ? NULL : vmm_new();
   if (!memory) {
-    result = device && ordinal_of(about->gpu) < 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+    result = device && driver_ordinal(about->gpu) < 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
     shared_drop(&driver.books, &shared);
     return driver_leave(result);
   }
@@ -94,7 +84,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
       .type = CU_MEM_ALLOCATION_TYPE_PINNED,
       .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
       .location = {.type = device ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST_NUMA,
-                   .id = device ? ordinal_of(about->gpu) : 0}};
+                   .id = device ? driver_ordinal(about->gpu) : 0}};
   *handle = vmm_handle(memory);
   return driver_leave(CUDA_SUCCESS);
 }

@@ -3,7 +3,8 @@
 
 Run as a program. Integers go as they are; {"out": N} is a 64-bit output that
 starts as N, {"text": N} a buffer of N bytes, {"bytes": "hex"} a buffer in and
-out. The answer holds the return code and all outputs in order.
+out, {"value": "hex"} a structure by value. The answer holds the return code and
+all outputs in order.
 """
 
 import ctypes
@@ -13,9 +14,19 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 LIBRARIES = {"cu": "libcuda.so.1", "nv": "libnvidia-ml.so.1"}
+
+
+def structure(data: bytes) -> ctypes.Structure:
+    """One to be passed by value."""
+
+    class Given(ctypes.Structure):
+        _fields_ = (("data", ctypes.c_char * len(data)),)
+
+    return Given.from_buffer_copy(data)
 
 
 def pack(argument: Any) -> Any:
@@ -26,6 +37,8 @@ def pack(argument: Any) -> Any:
             return ctypes.create_string_buffer(size)
         case {"bytes": text}:
             return ctypes.create_string_buffer(bytes.fromhex(text), len(text) // 2)
+        case {"value": text}:
+            return structure(bytes.fromhex(text))
         case str():
             return ctypes.c_char_p(argument.encode())
         case _:
@@ -47,9 +60,10 @@ def unpack(packed: Any, argument: Any) -> Any:
 def call(name: str, *arguments: Any) -> dict[str, Any]:
     function = getattr(ctypes.CDLL(LIBRARIES[name[:2]]), name)
     packed = [pack(argument) for argument in arguments]
-    passed = [ctypes.byref(p) if isinstance(a, dict) else p for p, a in zip(packed, arguments, strict=True)]
+    outgoing = [isinstance(a, dict) and "value" not in a for a in arguments]
+    passed = [ctypes.byref(p) if out else p for p, out in zip(packed, outgoing, strict=True)]
     code = function(*passed)
-    outputs = [unpack(p, a) for p, a in zip(packed, arguments, strict=True) if isinstance(a, dict)]
+    outputs = [unpack(p, a) for p, a, out in zip(packed, arguments, outgoing, strict=True) if out]
     return {"code": code, "outputs": outputs}
 
 
@@ -114,6 +128,57 @@ def close_descriptor(descriptor: int) -> dict[str, Any]:
     return {"code": 0, "outputs": []}
 
 
+def pipe_end() -> dict[str, Any]:
+    """Any descriptor will do for external memory."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    return {"code": 0, "outputs": [reader]}
+
+
+def ask_pointer(address: int, attributes: list[int]) -> dict[str, Any]:
+    """cuPointerGetAttributes; each answer in a zeroed word."""
+    answers = (ctypes.c_uint64 * len(attributes))()
+    places = (ctypes.c_void_p * len(attributes))(
+        *(ctypes.addressof(answers) + 8 * i for i in range(len(answers)))
+    )
+    driver = ctypes.CDLL(LIBRARIES["cu"])
+    code = driver.cuPointerGetAttributes(
+        len(attributes), (ctypes.c_int * len(attributes))(*attributes), places, ctypes.c_uint64(address)
+    )
+    return {"code": code, "outputs": list(answers)}
+
+
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+host_calls: list[list[int]] = []
+gate = threading.Event()
+
+
+def note_on_host(value: int | None) -> None:
+    """Note the value, and what a call of the driver answers here."""
+    if value == 0 or value is None:
+        gate.wait()
+    host_calls.append([value or 0, ctypes.CDLL(LIBRARIES["cu"]).cuCtxSynchronize()])
+
+
+run_on_host = HOST_FUNCTION(note_on_host)
+
+
+def launch_host(stream: int, value: int) -> dict[str, Any]:
+    """Launch a host function that notes `value`; 0 waits for open_gate first."""
+    library = ctypes.CDLL(LIBRARIES["cu"])
+    code = library.cuLaunchHostFunc(ctypes.c_void_p(stream), run_on_host, ctypes.c_void_p(value))
+    return {"code": code, "outputs": []}
+
+
+def called_on_host() -> dict[str, Any]:
+    return {"code": 0, "outputs": list(host_calls)}
+
+
+def open_gate() -> dict[str, Any]:
+    gate.set()
+    return {"code": 0, "outputs": []}
+
+
 def become_another_program() -> dict[str, Any]:
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -121,7 +186,10 @@ def become_another_program() -> dict[str, Any]:
 def main() -> None:
     functions = (in_thread, in_fork, fork_sleeper, close_descriptors)
     descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
-    own = {function.__name__: function for function in (*functions, *descriptors)}
+    hosts = (launch_host, called_on_host, open_gate)
+    own: dict[str, Callable[..., Any]] = {
+        function.__name__: function for function in (*functions, *descriptors, *hosts, pipe_end, ask_pointer)
+    }
     own["become_another_program"] = become_another_program
     print(json.dumps({"code": 0, "outputs": [os.getpid()]}), flush=True)
     for line in sys.stdin:

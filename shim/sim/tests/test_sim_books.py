@@ -59,16 +59,6 @@ def test_old_abi_allocates_below_4_gib(node: Node) -> None:
     assert node.group("g")["requested"] == 0
 
 
-def test_managed_memory_counts_and_can_be_touched(node: Node) -> None:
-    probe = node.probe(group="g")
-    probe.start()
-    answer = probe.call("cuMemAllocManaged", {"out": 0}, 4 * MIB, 1)
-    assert answer.code == 0
-    assert node.group("g")["requested"] == 4 * MIB
-    assert probe.code("cuMemFree_v2", answer.outputs[0]) == 0
-    assert node.gpu()["used"] == CONTEXT
-
-
 def test_pinned_host_memory_is_not_the_gpus(node: Node) -> None:
     probe = node.probe()
     probe.start()

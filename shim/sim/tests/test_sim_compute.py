@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels take the GPU time that their names say: in streams, beside one another, in turns with others."""
 
+import signal
 import struct
 import time
 
 import pytest
 
-from shim.sim.tests.simnode import Node, Probe
+from shim.sim.tests.simnode import Node, Probe, wait_until
 
 NOT_READY = 600
 PTX = ".version 8.0\n.target sm_75\n.address_size 64\n" + "".join(
@@ -59,7 +60,7 @@ def test_a_kernel_is_as_long_as_its_name_says(node: Node, name: str, expected: f
     assert [launch(probe, kernel) for _ in range(2)] == [0, 0]
     assert probe.code("cuEventRecord", end, 0) == 0
     assert probe.code("cuEventSynchronize", end) == 0
-    if expected >= 1:  # short ones end before the next is there
+    if expected >= 50:  # short ones may end before the next is there
         assert milliseconds(probe, start, end) == pytest.approx(2 * expected, abs=1e-3)
     else:
         assert milliseconds(probe, start, end) >= expected - 1e-3
@@ -227,3 +228,57 @@ def test_a_lost_gpu_launches_nothing(node: Node) -> None:
     assert node.tool("inject", "lost", "--gpu", "0").returncode == 0
     assert launch(probe, kernel, stream) == 999
     assert probe.code("cuStreamSynchronize", stream) == 999
+
+
+def test_host_functions_run_in_order_and_hold_up_what_follows(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    kernel = function(probe, load(probe), "spin_50ms")
+    stream, other = made(probe, "cuStreamCreate", 1), made(probe, "cuStreamCreate", 1)
+    event, behind = made(probe, "cuEventCreate"), made(probe, "cuEventCreate")
+    assert launch(probe, kernel, stream) == 0
+    assert probe.code("launch_host", stream, 1) == 0
+    assert probe.call("called_on_host").outputs == [], "the kernel is not done"
+    assert probe.code("launch_host", stream, 0) == 0
+    assert launch(probe, kernel, stream) == 0
+    assert probe.code("cuEventRecord", event, stream) == 0
+    assert probe.code("cuStreamWaitEvent", other, event, 0) == 0
+    assert probe.code("cuEventRecord", behind, other) == 0
+    wait_until(lambda: len(probe.call("called_on_host").outputs) == 1, "the first host function")
+    assert [probe.code("cuStreamQuery", handle) for handle in (stream, other)] == [NOT_READY] * 2
+    assert probe.code("cuEventQuery", behind) == NOT_READY
+    assert probe.code("open_gate") == 0
+    assert probe.code("cuEventSynchronize", behind) == 0
+    assert probe.call("called_on_host").outputs == [[1, 800], [0, 800]], "no driver calls from there"
+    assert probe.code("cuStreamQuery", stream) == 0
+    assert probe.code("launch_host", 0, 2) == 0
+    assert probe.code("cuCtxSynchronize") == 0
+    assert probe.call("called_on_host").outputs[-1] == [2, 800]
+
+
+def test_a_process_may_end_while_a_host_function_waits(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    assert probe.code("launch_host", 0, 0) == 0
+    probe.kill()
+    wait_until(lambda: node.gpu()["used"] == 0, "the memory of the dead")
+
+
+def test_a_stopped_process_goes_on_computing(node: Node) -> None:
+    probe, other = node.probe(), node.probe()
+    for one in (probe, other):
+        one.start()
+    kernel = function(probe, load(probe), "spin_50ms")
+    start, end = made(probe, "cuEventCreate"), made(probe, "cuEventCreate")
+    mine = function(other, load(other), "spin_50ms")
+    assert probe.code("cuEventRecord", start, 0) == 0
+    assert [launch(probe, kernel) for _ in range(2)] == [0, 0]
+    assert probe.code("cuEventRecord", end, 0) == 0
+    probe.popen.send_signal(signal.SIGSTOP)
+    before = time.monotonic()
+    assert [launch(other, mine) for _ in range(6)] == [0] * 6
+    assert other.code("cuCtxSynchronize") == 0
+    assert 0.3 <= time.monotonic() - before < 0.6, "nobody waits for the stopped one"
+    probe.popen.send_signal(signal.SIGCONT)
+    assert probe.code("cuEventSynchronize", end) == 0
+    assert 100 <= milliseconds(probe, start, end) < 220
