@@ -126,8 +126,10 @@ class Checkpoints:
         files.sync(self._path(uid))
 
     def remove(self, uid: str) -> None:
-        """Forgets a claim."""
-        files.remove(self._path(uid), step=self._step)
+        """Forgets a claim, what could not be read of it included."""
+        path = self._path(uid)
+        path.with_name(path.name + CORRUPT).unlink(missing_ok=True)
+        files.remove(path, step=self._step)
 
     def load(self, uid: str) -> PreparedClaim | None:
         """A claim's checkpoint, None if there is none that can be read."""
@@ -150,6 +152,10 @@ class Checkpoints:
             with suppress(OSError, UnreadableCheckpoint):
                 claims.append(decode(path.read_bytes(), uid=path.stem))
         return tuple(claims)
+
+    def all_set_aside(self) -> set[str]:
+        """UIDs of the claims whose checkpoint could not be read."""
+        return {path.name.partition(".")[0] for path in self._directory.glob(f"*{_SUFFIX}{CORRUPT}")}
 
     def set_aside(self, uid: str) -> bool:
         """Whether a claim had a checkpoint that could not be read."""

@@ -134,6 +134,10 @@ class Claims:
         """Every claim with a checkpoint."""
         return self._checkpoints.all()
 
+    def set_aside(self) -> set[str]:
+        """UIDs of claims whose checkpoint could not be read."""
+        return self._checkpoints.all_set_aside()
+
     def share_dir(self, claim: PreparedClaim, share: PreparedShare) -> Path:
         """Where the share's quota and ledger are."""
         return self._store.share_dir(claim.uid, share.share)

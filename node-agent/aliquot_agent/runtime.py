@@ -97,11 +97,12 @@ class Agent:
             complain=self._events.node,
         )
         checkpoints = Checkpoints(directory=settings.checkpoint_dir)
+        library = Library(source=settings.library, state_dir=settings.state_dir)
         self._store = Store(
             claims_dir=settings.claims_dir,
             cdi_dir=settings.cdi_dir,
             checkpoints=checkpoints,
-            library=Library(source=settings.library, state_dir=settings.state_dir),
+            library=library,
             boot_id=boot_id,
             attributes=self._attributes,
         )
@@ -168,7 +169,12 @@ class Agent:
             resizes=self._grower.mark,
             interval_s=settings.report_interval_s,
         )
-        reconciler = Reconciler(claims=self._claims, claims_dir=settings.claims_dir, cdi_dir=settings.cdi_dir)
+        reconciler = Reconciler(
+            claims=self._claims,
+            claims_dir=settings.claims_dir,
+            cdi_dir=settings.cdi_dir,
+            library=library,
+        )
         metrics = Metrics()
         sources = self._sources()
         metrics.register(AgentCollector(sources))

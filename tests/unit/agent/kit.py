@@ -20,6 +20,7 @@ from aliquot_agent.library import Library
 from aliquot_agent.locks import Locks
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Gpu
+from aliquot_agent.reconcile import Reconciler
 from aliquot_agent.store import Store
 from aliquot_api.names import DRIVER
 
@@ -176,7 +177,7 @@ class Node:
             claims_dir=self.claims_dir,
             cdi_dir=self.cdi_dir,
             checkpoints=checkpoints,
-            library=Library(source=self.library, state_dir=self.root / "state"),
+            library=self.libraries,
             boot_id=self.boot_id,
             attributes=self.attributes,
             step=step,
@@ -202,6 +203,17 @@ class Node:
     def attributes(self) -> Mapping[str, Mapping[str, Attribute]]:
         """What the slice says of each device."""
         return {name: {"uuid": {"string": gpu.uuid}} for name, gpu in self.gpus.by_device().items()}
+
+    @property
+    def libraries(self) -> Library:
+        """The library as an agent of this node's image puts it there."""
+        return Library(source=self.library, state_dir=self.root / "state")
+
+    def reconcile(self, claims: Claims) -> None:
+        """One pass of the reconciler."""
+        Reconciler(
+            claims=claims, claims_dir=self.claims_dir, cdi_dir=self.cdi_dir, library=self.libraries
+        ).reconcile()
 
     def leftovers(self) -> list[str]:
         """Files of claims that are still there."""

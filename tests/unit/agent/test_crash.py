@@ -11,7 +11,6 @@ from pathlib import Path
 
 from aliquot_agent import cdi, sharedir
 from aliquot_agent.claims import ClaimRef
-from aliquot_agent.reconcile import Reconciler
 from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
 WRITES = 16
@@ -96,7 +95,7 @@ def check_reconciled(folder: Path) -> None:
     node, _ = node_at(folder)
     node.server.claims.clear()
     claims = node.claims()
-    Reconciler(claims=claims, claims_dir=node.claims_dir, cdi_dir=node.cdi_dir).reconcile()
+    node.reconcile(claims)
     assert node.leftovers() == []
 
 
