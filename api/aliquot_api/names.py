@@ -61,6 +61,7 @@ CDI_KIND: Final = "gpu.aliquot.dev/share"
 
 PLUGIN_DIR: Final = "/var/lib/kubelet/plugins/gpu.aliquot.dev"
 PLUGIN_REGISTRY_DIR: Final = "/var/lib/kubelet/plugins_registry"
+DEVICE_PLUGINS_DIR: Final = "/var/lib/kubelet/device-plugins"
 CDI_DIR: Final = "/var/run/cdi"
 HOST_STATE_DIR: Final = "/var/lib/aliquot"
 """Host directory: lib/<version>/libaliquot.so and claims/<claimUID>/<share>/{quota,ledger}."""

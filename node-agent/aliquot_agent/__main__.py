@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NoReturn
 
-from aliquot_agent import kube, logs, settings
+from aliquot_agent import kube, logs, settings, status
 from aliquot_agent.runtime import Agent
 from aliquot_api.errors import InvalidInput
 
@@ -17,9 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the agent until SIGTERM or SIGINT; the exit status."""
+    """Runs the agent until SIGTERM or SIGINT, or prints its status; the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["status"]:
+        return status.main(arguments[1:])
     try:
-        chosen = settings.load(sys.argv[1:] if argv is None else argv, os.environ)
+        chosen = settings.load(arguments, os.environ)
     except InvalidInput as error:
         sys.stderr.write(f"aliquot-agent: {error}\n")
         return 2

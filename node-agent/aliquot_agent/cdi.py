@@ -1,40 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI: the spec of a claim's shares, as data, and the look-up of GPUs in the vendor toolkit's specs.
+"""CDI: the spec of a claim's shares, as data. Pure.
 
-GPU access itself is the vendor's; our spec adds only the share. A device name is never used for other
-content: it holds the claim's UID and the share ID.
+GPU access itself is the vendor's (`basespecs`); ours adds only the share. A device name is never used for
+other content: it holds the claim's UID and the share ID.
 """
 
 import json
-import logging
 import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Final, NotRequired, TypedDict
 
-import yaml
-
-from aliquot_agent.checkpoint import PreparedClaim
-from aliquot_agent.errors import Refused
+from aliquot_agent import metadata
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.sharedir import LEDGER, QUOTA
 from aliquot_api.names import CDI_KIND, CONTAINER_LIBRARY, CONTAINER_PRELOAD, CONTAINER_SHARES_DIR
-
-logger = logging.getLogger(__name__)
 
 CDI_VERSION: Final = "0.5.0"
 LIBRARY: Final = "libaliquot.so"
 CONTAINER_ROOT: Final = os.path.dirname(CONTAINER_SHARES_DIR)
 PRELOAD: Final = "ld.so.preload"
-_FILE_PREFIX: Final = CDI_KIND.replace("/", "-") + "_"
+FILE_PREFIX: Final = CDI_KIND.replace("/", "-") + "_"
 _ROOT_OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "mode=755", "size=64k")
-
-
-_GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
-
-Nodes = Mapping[str, frozenset[str]]
-"""Device nodes that a container gets, by CDI device."""
 
 
 class Mount(TypedDict):
@@ -65,7 +52,6 @@ class Spec(TypedDict):
     cdiVersion: str
     kind: str
     devices: list[CdiDevice]
-    containerEdits: NotRequired[Edits]
 
 
 def device_name(claim_uid: str, share: str) -> str:
@@ -80,39 +66,44 @@ def device_id(claim_uid: str, share: str) -> str:
 
 def spec_path(directory: Path, claim_uid: str) -> Path:
     """Where the spec of a claim is."""
-    return directory / f"{_FILE_PREFIX}{claim_uid}.json"
+    return directory / f"{FILE_PREFIX}{claim_uid}.json"
 
 
 def claims_with_spec(directory: Path) -> set[str]:
     """UIDs of the claims that have a spec."""
-    return {path.stem.removeprefix(_FILE_PREFIX) for path in directory.glob(f"{_FILE_PREFIX}*.json")}
+    return {path.stem.removeprefix(FILE_PREFIX) for path in directory.glob(f"{FILE_PREFIX}*.json")}
 
 
 def build(claim: PreparedClaim, *, claims_dir: Path) -> Spec:
-    """The spec of a claim's shares that go with the shim."""
-    library = Path(claim.library)
+    """The spec of a claim: a device for each of its shares.
+
+    A whole GPU goes without quota, ledger and library: its device brings the metadata file only.
+    """
     return {
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KIND,
         "devices": [
             {
                 "name": device_name(claim.uid, share.share),
-                "containerEdits": {
-                    "mounts": _share_mounts(claims_dir / claim.uid / share.share, share.share)
-                },
+                "containerEdits": {"mounts": list(_mounts(claim, share, claims_dir / claim.uid))},
             }
             for share in claim.shares
-            if not share.whole
         ],
-        # Once per container, however many shares of the claim it holds.
-        "containerEdits": {
-            "mounts": [
-                _root(),
-                _mount(library / LIBRARY, CONTAINER_LIBRARY, "ro", "nosuid", "nodev"),
-                _mount(library / PRELOAD, CONTAINER_PRELOAD, "ro", "nosuid", "nodev", "noexec"),
-            ]
-        },
     }
+
+
+def _mounts(claim: PreparedClaim, share: PreparedShare, host: Path) -> Iterator[Mount]:
+    """What stands in several devices is mounted once: the runtime's CDI library goes by the target."""
+    if not share.whole:
+        library = Path(claim.library)
+        yield _root()
+        yield _mount(library / LIBRARY, CONTAINER_LIBRARY, "ro", "nosuid", "nodev")
+        yield _mount(library / PRELOAD, CONTAINER_PRELOAD, "ro", "nosuid", "nodev", "noexec")
+        inside = f"{CONTAINER_SHARES_DIR}/{share.share}"
+        yield _mount(host / share.share / QUOTA, f"{inside}/{QUOTA}", "ro", "nosuid", "nodev", "noexec")
+        yield _mount(host / share.share / LEDGER, f"{inside}/{LEDGER}", "rw", "nosuid", "nodev", "noexec")
+    file = host / metadata.file_name(share.request)
+    yield _mount(file, metadata.container_path(claim, share.request), "ro", "nosuid", "nodev", "noexec")
 
 
 def encode(spec: Spec) -> bytes:
@@ -120,18 +111,11 @@ def encode(spec: Spec) -> bytes:
     return json.dumps(spec).encode()
 
 
-def _share_mounts(host: Path, share: str) -> list[Mount]:
-    return [
-        _mount(host / QUOTA, f"{CONTAINER_SHARES_DIR}/{share}/{QUOTA}", "ro", "nosuid", "nodev", "noexec"),
-        _mount(host / LEDGER, f"{CONTAINER_SHARES_DIR}/{share}/{LEDGER}", "rw", "nosuid", "nodev", "noexec"),
-    ]
-
-
 def _root() -> Mount:
     """A mount point that holds all of ours: plain directories could be renamed, and the library with them.
 
-    The runtime makes the targets of the mounts inside before it turns it read-only. Specs of two claims in
-    one container both bring it; the runtime's CDI library keeps one and orders mounts by depth.
+    The runtime makes the targets of the mounts inside before it turns it read-only. Several shares in one
+    container all bring it; the runtime's CDI library keeps one and orders mounts by depth.
     """
     return {
         "hostPath": "tmpfs",
@@ -143,73 +127,3 @@ def _root() -> Mount:
 
 def _mount(host: Path, container: str, *options: str) -> Mount:
     return {"hostPath": str(host), "containerPath": container, "options": [*options, "bind"]}
-
-
-class BaseSpecs:
-    """The vendor toolkit's specs, read again when a file changes."""
-
-    def __init__(self, *, directories: tuple[Path, ...], kind: str) -> None:
-        self._directories = directories
-        self._kind = kind
-        self._cache: dict[Path, tuple[tuple[int, int, int], Nodes]] = {}
-
-    def find(self, *, gpu_uuid: str, index: int, minor: int) -> str:
-        """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it.
-
-        NVML may count otherwise now than when the spec was written: an index counts only with the GPU's
-        own device node.
-        """
-        nodes: dict[str, frozenset[str]] = {}
-        for path in self._paths():
-            nodes |= self._nodes(path)
-        if gpu_uuid in nodes:
-            return f"{self._kind}={gpu_uuid}"
-        where, want = ", ".join(map(str, self._directories)), f"/dev/nvidia{minor}"
-        found = nodes.get(str(index))
-        if found is None:
-            raise Refused(
-                f"no CDI spec gives access to {gpu_uuid}: nothing usable in {where}; "
-                "is the vendor's container toolkit set up (nvidia-ctk cdi generate)?"
-            )
-        if {node for node in found if _GPU_NODE.fullmatch(node)} != {want}:
-            raise Refused(
-                f"CDI device {self._kind}={index} in {where} gives {sorted(found)}, but GPU {index} is "
-                f"{gpu_uuid} at {want}: make the spec anew "
-                "(nvidia-ctk cdi generate --device-name-strategy=uuid)"
-            )
-        return f"{self._kind}={index}"
-
-    def _paths(self) -> Iterator[Path]:
-        for directory in self._directories:
-            with suppress(FileNotFoundError):
-                for name in os.listdir(directory):
-                    if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(_FILE_PREFIX):
-                        yield directory / name
-
-    def _nodes(self, path: Path) -> Nodes:
-        try:
-            status = path.stat()
-            signature = (status.st_ino, status.st_mtime_ns, status.st_size)
-            cached = self._cache.get(path)
-            if cached is not None and cached[0] == signature:
-                return cached[1]
-            text = path.read_text()
-            document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            logger.warning("CDI spec cannot be read", extra={"file": str(path), "error": str(error)})
-            return {}
-        nodes = _usable_devices(document, kind=self._kind)
-        self._cache[path] = (signature, nodes)
-        return nodes
-
-
-def _usable_devices(document: object, *, kind: str) -> Nodes:
-    """Devices of `kind` that change a container at all: a replaced toolkit leaves empty edits."""
-    if not isinstance(document, Mapping) or document.get("kind") != kind:
-        return {}
-    devices: list[Mapping[str, Any]] = document.get("devices") or []
-    return {
-        str(device["name"]): frozenset(str(node["path"]) for node in edits.get("deviceNodes") or [])
-        for device in devices
-        if (edits := device.get("containerEdits"))
-    }

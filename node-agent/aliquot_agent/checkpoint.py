@@ -5,6 +5,7 @@ Each file carries a version and a checksum. One that cannot be read is set aside
 it never stops the agent.
 """
 
+import enum
 import hashlib
 import json
 import logging
@@ -29,6 +30,18 @@ _Signature = tuple[int, int, int]
 """Tells one content of a file from the next without reading it."""
 
 
+class Growth(enum.StrEnum):
+    """Where a share's growth beyond what its claim consumed stands."""
+
+    NONE = ""
+    ASKED = "asked"
+    """Recorded and taken off the published capacity; not in the quota."""
+    HELD = "held"
+    """In the quota."""
+    LEAVING = "leaving"
+    """Taken back, the quota is what the claim consumed; given up when the share's use is below that."""
+
+
 class UnreadableCheckpoint(ValueError):
     """Damaged, or written by a version of the agent that we do not know."""
 
@@ -50,6 +63,25 @@ class PreparedShare:
     cores_percent: int
     shares: int
     context_estimate_bytes: int
+    class_over_quota: str = ""
+    """What the DeviceClass says of processes above the share (config.OverQuota); empty: nothing."""
+    claim_over_quota: str = ""
+    """What the claim says; it can only be stricter."""
+    limit_bytes: int | None = None
+    """The quota in force after a resize; None: what the claim consumed."""
+    grant_bytes: int = 0
+    """What is taken off the published capacity for growth beyond what the claim consumed."""
+    growth: Growth = Growth.NONE
+
+    @property
+    def limit(self) -> int:
+        """The quota in force, in bytes."""
+        return self.memory_bytes if self.limit_bytes is None else self.limit_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the share takes of its GPU."""
+        return self.memory_bytes + self.grant_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +97,8 @@ class PreparedClaim:
     library: str
     """Directory of the library version that its containers were given; empty when all shares are whole."""
     shares: tuple[PreparedShare, ...]
+    pod_claim: str = ""
+    """The pod's name for a claim that was made from a template."""
 
 
 class Checkpoints:
@@ -76,8 +110,11 @@ class Checkpoints:
         self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
 
     def start(self) -> None:
-        """Makes the directory and clears what a killed writer left."""
+        """Makes the directory."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def clear(self) -> None:
+        """Removes what a killed writer left; only while no other agent writes."""
         files.remove_temporaries(self._directory)
 
     def save(self, claim: PreparedClaim) -> None:
@@ -89,8 +126,10 @@ class Checkpoints:
         files.sync(self._path(uid))
 
     def remove(self, uid: str) -> None:
-        """Forgets a claim."""
-        files.remove(self._path(uid), step=self._step)
+        """Forgets a claim, what could not be read of it included."""
+        path = self._path(uid)
+        path.with_name(path.name + CORRUPT).unlink(missing_ok=True)
+        files.remove(path, step=self._step)
 
     def load(self, uid: str) -> PreparedClaim | None:
         """A claim's checkpoint, None if there is none that can be read."""
@@ -105,6 +144,18 @@ class Checkpoints:
                     claims.append(self._known(entry) or self._read(self._directory / entry.name))
         readable = [claim for claim in claims if claim is not None]
         return tuple(sorted(readable, key=lambda claim: claim.uid))
+
+    def peek(self) -> tuple[PreparedClaim, ...]:
+        """All claims that can be read; touches nothing, for who is not the agent."""
+        claims = []
+        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            with suppress(OSError, UnreadableCheckpoint):
+                claims.append(decode(path.read_bytes(), uid=path.stem))
+        return tuple(claims)
+
+    def all_set_aside(self) -> set[str]:
+        """UIDs of the claims whose checkpoint could not be read."""
+        return {path.name.partition(".")[0] for path in self._directory.glob(f"*{_SUFFIX}{CORRUPT}")}
 
     def set_aside(self, uid: str) -> bool:
         """Whether a claim had a checkpoint that could not be read."""
@@ -155,13 +206,17 @@ def decode(data: bytes, *, uid: str) -> PreparedClaim:
             raise UnreadableCheckpoint(f"version {version!r}, want {VERSION}")
         if document["checksum"] != _checksum(body):
             raise UnreadableCheckpoint("checksum differs")
-        shares = tuple(PreparedShare(**share) for share in body.pop("shares"))
+        shares = tuple(_share(share) for share in body.pop("shares"))
         claim = PreparedClaim(**body, shares=shares)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UnreadableCheckpoint(str(error)) from error
     if claim.uid != uid:
         raise UnreadableCheckpoint(f"is of claim {claim.uid}")
     return claim
+
+
+def _share(body: dict[str, Any]) -> PreparedShare:
+    return PreparedShare(**{**body, "growth": Growth(body.get("growth", ""))})
 
 
 def _signature(status: os.stat_result) -> _Signature:

@@ -2,10 +2,12 @@
 """Prepare and unprepare: from a claim's allocation to files on this node, and back.
 
 Order of writes of Prepare. Whatever is killed in between, the next call goes on from there:
-  1. checkpoint: from here on the claim counts, and Unprepare knows what to undo; synced before 2
-  2. each share's directory with quota and ledger, complete by one rename; never made anew in this boot
+  1. checkpoint: from here on the claim counts, and Unprepare knows what to undo
+  2. each share's directory with quota and ledger, complete by one rename; never made anew in this boot;
+     then the metadata file of each request
   3. the CDI spec: from here on a container can start
-  then the answer to kubelet.
+  then the answer to kubelet. Nothing of it is synced to the disk: where power goes, the containers go too,
+  kubelet asks again, and all of it is made from the claim.
 After a reboot no process of the old boot lives, so 2 is made anew, then 3 (/var/run/cdi is empty), and the
 checkpoint gets the new boot id last.
 
@@ -20,22 +22,24 @@ call that reads the claim: two calls for one claim must not pass each other.
 
 import datetime
 import logging
-import threading
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aliquot_agent import allocation, cdi, files, fit, sharedir
+from aliquot_agent import allocation, cdi, files, fit, resize, sharedir
 from aliquot_agent.allocation import Result
+from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.devices import CORES, shareable_bytes
 from aliquot_agent.errors import ApiError, NotOurs, Refused
-from aliquot_agent.library import Library
+from aliquot_agent.hardware import LeftOut
+from aliquot_agent.locks import Lock, Locks
+from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
+from aliquot_agent.store import Store
 from aliquot_api.config import Sharing
 
 logger = logging.getLogger(__name__)
@@ -44,8 +48,6 @@ _PATIENCE_S: Final = 30.0
 """Kubelet gives a call 45 s, and takes 80 s to come back after one that failed."""
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
-_PRIVATE: Final = 0o700
-"""Of our directories on the host: the runtime mounts the files inside, nobody else needs a way to them."""
 
 
 class ClaimSource(Protocol):
@@ -63,6 +65,12 @@ class Gpus(Protocol):
 
     def busy(self, gpu_uuid: str) -> bool:
         """Whether any process holds memory there."""
+
+    def policy_of(self, gpu: Gpu) -> GpuPolicy:
+        """What is decided about a GPU."""
+
+    def not_ours(self, gpu: Gpu) -> LeftOut | None:
+        """Why a GPU must not be given to new claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +104,11 @@ class Claims:
         source: ClaimSource,
         gpus: Gpus,
         checkpoints: Checkpoints,
-        base: cdi.BaseSpecs,
-        library: Library,
-        claims_dir: Path,
-        cdi_dir: Path,
-        reserve_bytes: int,
-        shares_per_gpu: int,
+        base: BaseSpecs,
+        store: Store,
+        locks: Locks,
         context_estimate_bytes: int,
+        refused: Callable[[ClaimRef, Mapping[str, Any] | None, str], None] = lambda *_: None,
         patience_s: float = _PATIENCE_S,
         step: files.Step = files.no_step,
     ) -> None:
@@ -112,64 +118,66 @@ class Claims:
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._base = base
-        self._library = library
-        self._claims_dir = claims_dir
-        self._cdi_dir = cdi_dir
-        self._reserve_bytes = reserve_bytes
-        self._shares_per_gpu = shares_per_gpu
+        self._store = store
+        self._locks = locks
         self._context_estimate_bytes = context_estimate_bytes
+        self._refused = refused
         self._patience_s = patience_s
         self._step = step
-        self._mutex = threading.Lock()
-        # Weak: a lock that nobody holds or waits for is forgotten, with its claim.
-        self._locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 
     def start(self) -> None:
-        """Makes the directories and clears half-made files of a process that was killed."""
-        self._claims_dir.mkdir(parents=True, exist_ok=True)
-        self._claims_dir.chmod(_PRIVATE)
-        self._cdi_dir.mkdir(parents=True, exist_ok=True)
+        """Makes the directories."""
         self._checkpoints.start()
-        files.remove_temporaries(self._cdi_dir)
-        sharedir.remove_leftovers(self._claims_dir)
-        for directory in self._claims_dir.iterdir():
-            sharedir.remove_leftovers(directory)
+        self._store.start()
 
     def prepared(self) -> tuple[PreparedClaim, ...]:
         """Every claim with a checkpoint."""
         return self._checkpoints.all()
 
+    def set_aside(self) -> set[str]:
+        """UIDs of claims whose checkpoint could not be read."""
+        return self._checkpoints.all_set_aside()
+
     def share_dir(self, claim: PreparedClaim, share: PreparedShare) -> Path:
         """Where the share's quota and ledger are."""
-        return self._claims_dir / claim.uid / share.share
+        return self._store.share_dir(claim.uid, share.share)
 
     def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         """Makes the claim's shares ready; the same answer each time. Raises Refused, OSError."""
         deadline = time.monotonic() + self._patience_s
         with self._lock(ref.uid):
-            entry, fresh = self._checkpoints.load(ref.uid), False
+            entry = self._checkpoints.load(ref.uid)
             claim = self._fetch(ref, deadline=deadline, known=entry is not None)
-            if claim is not None:
-                results = allocation.own_results(claim, uid=ref.uid, node=self._node)
-                if entry is not None and not _same(entry, results):
-                    logger.warning("claim was allocated anew, old shares go", extra={"claim_uid": ref.uid})
-                    self._undo(ref.uid)
-                    entry = None
-                base_ids = self._base_ids({result.device for result in results})
-                fresh = entry is None
-                if entry is None:
-                    entry = self._reserve(ref, results, deadline=deadline)
-                    self._checkpoints.sync(ref.uid)
-            else:
-                assert entry is not None  # only then does _fetch answer None
-                base_ids = self._base_ids({share.device for share in entry.shares})
-            entry = self._materialise(entry, fresh=fresh)
-            return tuple(self._answer(entry, share, base_ids[share.device]) for share in entry.shares)
+            try:
+                return self._prepare(ref, claim, entry, deadline=deadline)
+            except Refused as error:
+                self._refused(ref, claim, str(error))
+                raise
+
+    def _prepare(
+        self, ref: ClaimRef, claim: dict[str, Any] | None, entry: PreparedClaim | None, *, deadline: float
+    ) -> tuple[PreparedDevice, ...]:
+        fresh = False
+        if claim is not None:
+            results = allocation.own_results(claim, uid=ref.uid, node=self._node)
+            if entry is not None and not _same(entry, results):
+                logger.warning("claim was allocated anew, old shares go", extra={"claim_uid": ref.uid})
+                self._store.remove(ref.uid)
+                entry = None
+            base_ids = self._base_ids({result.device for result in results}, deadline=deadline)
+            fresh = entry is None
+            if entry is None:
+                entry = self._reserve(ref, claim, results, deadline=deadline)
+        else:
+            assert entry is not None  # only then does _fetch answer None
+            base_ids = self._base_ids({share.device for share in entry.shares}, deadline=deadline)
+        entry = self._store.ensure(entry, fresh=fresh)
+        return tuple(self._answer(entry, share, base_ids[share.device]) for share in entry.shares)
 
     def unprepare(self, uid: str) -> None:
         """Undoes `prepare`; a claim that is not prepared is a success. Raises OSError."""
         with self._lock(uid):
-            self._undo(uid)
+            self._store.remove(uid)
 
     def remove_orphan(self, uid: str) -> bool:
         """Removes the files of a claim without checkpoint; whether it did. Raises OSError.
@@ -179,9 +187,9 @@ class Claims:
         with self._lock(uid):
             if self._checkpoints.load(uid) is not None:  # it was prepared meanwhile
                 return False
-            if self._checkpoints.set_aside(uid) and sharedir.any_in_use(self._claims_dir / uid):
+            if self._checkpoints.set_aside(uid) and sharedir.any_in_use(self._store.claim_dir(uid)):
                 return False
-            self._undo(uid)
+            self._store.remove(uid)
             return True
 
     def release_if_gone(self, claim: PreparedClaim) -> bool:
@@ -195,7 +203,7 @@ class Claims:
         try:
             if not self._gone(claim) or self._in_use(claim):
                 return False
-            self._undo(claim.uid)
+            self._store.remove(claim.uid)
             logger.info("released claim that is gone", extra={"claim_uid": claim.uid, "claim": claim.name})
             return True
         finally:
@@ -209,11 +217,52 @@ class Claims:
         with self._lock(claim.uid):
             entry = self._checkpoints.load(claim.uid)
             if entry is not None:
-                self._materialise(entry)
+                self._store.ensure(entry, fresh=False)
 
-    def _lock(self, name: str) -> threading.Lock:
-        with self._mutex:
-            return self._locks.setdefault(name, threading.Lock())
+    def change_share(
+        self,
+        uid: str,
+        share: str,
+        change: Callable[[PreparedShare], PreparedShare | None],
+        *,
+        wait: bool = True,
+    ) -> PreparedShare | None:
+        """Replaces one share's checkpoint by what `change` makes of it; None where nothing can be changed.
+
+        With `wait` false also None while the claim is being prepared or unprepared. Synced when it returns:
+        a grant must outlive a power cut, the scheduler has seen it. Raises OSError.
+        """
+        lock = self._lock(uid)
+        if not lock.acquire(blocking=wait):
+            return None
+        try:
+            return self._change_share(uid, share, change)
+        finally:
+            lock.release()
+
+    def _change_share(
+        self, uid: str, share: str, change: Callable[[PreparedShare], PreparedShare | None]
+    ) -> PreparedShare | None:
+        with self._device_lock(uid, share):
+            entry = self._checkpoints.load(uid)
+            before = next((each for each in entry.shares if each.share == share), None) if entry else None
+            after = None if before is None else change(before)
+            if entry is None or after is None or after == before:
+                return after
+            shares = tuple(after if each.share == share else each for each in entry.shares)
+            self._checkpoints.save(replace(entry, shares=shares))
+            self._checkpoints.sync(uid)
+            self._step("share: changed")
+            return after
+
+    def _device_lock(self, uid: str, share: str) -> Lock:
+        """The lock of the GPU that a share is on; callers hold the claim's."""
+        entry = self._checkpoints.load(uid)
+        device = next((each.device for each in entry.shares if each.share == share), "") if entry else ""
+        return self._lock(f"gpu {device}")
+
+    def _lock(self, name: str) -> Lock:
+        return self._locks.of(name)
 
     def _fetch(self, ref: ClaimRef, *, deadline: float, known: bool) -> dict[str, Any] | None:
         """The claim; None when the server is away and the checkpoint can answer instead."""
@@ -232,13 +281,18 @@ class Claims:
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_RETRY_S)
 
-    def _reserve(self, ref: ClaimRef, results: Sequence[Result], *, deadline: float) -> PreparedClaim:
+    def _reserve(
+        self, ref: ClaimRef, claim: Mapping[str, Any], results: Sequence[Result], *, deadline: float
+    ) -> PreparedClaim:
         """Checks everything, then writes the checkpoint: from there on the shares count on their GPUs.
 
         A share that does not fit may find room in a moment: the pod before it has ended for the scheduler,
         but kubelet has not unprepared it yet.
         """
         gpus = self._gpus.by_device()
+        for gpu in {result.device: gpus[result.device] for result in results}.values():
+            if (left_out := self._gpus.not_ours(gpu)) is not None:
+                raise Refused(f"GPU {gpu.uuid} is not given to new claims: {left_out.message}")
         shares = tuple(self._share(result, gpus) for result in results)
         entry = PreparedClaim(
             uid=ref.uid,
@@ -246,8 +300,9 @@ class Claims:
             name=ref.name,
             boot_id=self._boot_id,
             prepared_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            library="" if all(share.whole for share in shares) else str(self._library.ensure()),
+            library="" if all(share.whole for share in shares) else self._store.library(),
             shares=shares,
+            pod_claim=allocation.pod_claim_name(claim),
         )
         devices = sorted({share.device for share in shares})
         while True:
@@ -256,15 +311,48 @@ class Claims:
                     locks.enter_context(self._lock(f"gpu {device}"))
                 others = fit.sharers(self._checkpoints.all(), devices=devices, but=ref.uid)
                 problem = self._misfit(devices, gpus, shares, others)
-                if problem is None:
+                grown = self._in_the_way(devices, gpus, shares, others)
+                if problem is None and not grown:
                     self._checkpoints.save(entry)
                     return entry
+            if self._take_back(grown):
+                continue
+            if grown:
+                problem = "other claims' growth beyond what they consumed is being taken back; ask again"
             released = [claim for claim in others if self.release_if_gone(claim)]
             if not released:
                 if time.monotonic() + _LONGEST_RETRY_S > deadline:
                     raise Refused(problem)
                 logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
                 time.sleep(_LONGEST_RETRY_S / 2)
+
+    def _in_the_way(
+        self,
+        devices: Sequence[str],
+        gpus: Mapping[str, Gpu],
+        shares: Sequence[PreparedShare],
+        others: Sequence[PreparedClaim],
+    ) -> list[tuple[PreparedClaim, PreparedShare]]:
+        """Whose growth beyond its claim must end for `shares`: what the scheduler allocated comes first."""
+        found = []
+        for device in devices:
+            gpu = gpus[device]
+            nominal_bytes = shareable_bytes(gpu, reserve_bytes=self._gpus.policy_of(gpu).reserve_bytes)
+            room = fit.Room(memory_bytes=nominal_bytes, shares=0)
+            missing_bytes = fit.missing_bytes(device, room=room, wanted=shares, others=others)
+            if missing_bytes:
+                here = [(claim, share) for claim in others for share in claim.shares]
+                grown = [each for each in here if each[1].device == device and each[1].grant_bytes]
+                found += resize.in_the_way(grown, missing_bytes)
+        return found
+
+    def _take_back(self, grown: Sequence[tuple[PreparedClaim, PreparedShare]]) -> bool:
+        """Withdraws growth; whether any of it is free already, since no quota held it yet."""
+        freed = False
+        for claim, share in grown:
+            after = self.change_share(claim.uid, share.share, resize.withdrawn, wait=False)
+            freed |= after is not None and after.grant_bytes < share.grant_bytes
+        return freed
 
     def _misfit(
         self,
@@ -274,8 +362,9 @@ class Claims:
         others: Sequence[PreparedClaim],
     ) -> str | None:
         for device in devices:
-            memory_bytes = shareable_bytes(gpus[device], reserve_bytes=self._reserve_bytes)
-            room = fit.Room(memory_bytes=memory_bytes, shares=self._shares_per_gpu)
+            # What is physically there: a reserve that was raised since must not strand what was allocated.
+            memory_bytes = shareable_bytes(gpus[device], reserve_bytes=0)
+            room = fit.Room(memory_bytes=memory_bytes, shares=self._gpus.policy_of(gpus[device]).shares)
             problem = fit.misfit(device, room=room, wanted=shares, others=others)
             if problem is not None:
                 return problem
@@ -284,7 +373,7 @@ class Claims:
     def _share(self, result: Result, gpus: Mapping[str, Gpu]) -> PreparedShare:
         gpu = gpus[result.device]
         whole = (
-            result.memory_bytes >= shareable_bytes(gpu, reserve_bytes=self._reserve_bytes)
+            result.memory_bytes >= shareable_bytes(gpu, reserve_bytes=self._gpus.policy_of(gpu).reserve_bytes)
             and result.cores_percent >= CORES
         )
         if result.sharing is Sharing.EXCLUSIVE and not whole:
@@ -303,10 +392,25 @@ class Claims:
             cores_percent=result.cores_percent,
             shares=result.shares,
             context_estimate_bytes=self._context_estimate_bytes,
+            class_over_quota=str(result.class_over_quota or ""),
+            claim_over_quota=str(result.claim_over_quota or ""),
         )
 
-    def _base_ids(self, devices: set[str]) -> dict[str, str]:
-        """The vendor's CDI name of each device; raises Refused where its spec does not have it."""
+    def _base_ids(self, devices: set[str], *, deadline: float) -> dict[str, str]:
+        """The vendor's CDI name of each device; raises Refused where its spec does not have it in time.
+
+        At boot the driver, its device nodes and the toolkit's specs come in any order.
+        """
+        while True:
+            try:
+                return self._base_ids_now(devices)
+            except Refused as error:
+                if time.monotonic() + _LONGEST_RETRY_S > deadline:
+                    raise
+                logger.warning("waiting for GPU access", extra={"problem": str(error)})
+            time.sleep(_LONGEST_RETRY_S / 2)
+
+    def _base_ids_now(self, devices: set[str]) -> dict[str, str]:
         gpus = self._gpus.by_device()
         ids: dict[str, str] = {}
         for device in sorted(devices):
@@ -315,47 +419,6 @@ class Claims:
                 raise Refused(f"device {device} is not on this node any more; it has {sorted(gpus)}")
             ids[device] = self._base.find(gpu_uuid=gpu.uuid, index=gpu.index, minor=gpu.minor)
         return ids
-
-    def _materialise(self, entry: PreparedClaim, *, fresh: bool = False) -> PreparedClaim:
-        """Steps 2 and 3; only what is missing, everything after a reboot."""
-        rebooted = entry.boot_id != self._boot_id
-        shim = [share for share in entry.shares if not share.whole]
-        if rebooted:
-            library = str(self._library.ensure()) if shim else ""
-            entry = replace(entry, boot_id=self._boot_id, library=library)
-        elif shim and not fresh:
-            self._check_library(entry)
-        for share in shim:
-            self._ensure_share(self.share_dir(entry, share), share, anew=rebooted)
-        path = cdi.spec_path(self._cdi_dir, entry.uid)
-        spec = cdi.encode(cdi.build(entry, claims_dir=self._claims_dir))
-        if shim and not (path.exists() and path.read_bytes() == spec):
-            files.write_atomic(path, spec, step=self._step)
-        if rebooted:
-            self._checkpoints.save(entry)
-            self._checkpoints.sync(entry.uid)
-        return entry
-
-    def _check_library(self, entry: PreparedClaim) -> None:
-        """Heals the library that the claim's containers were given if it is ours, refuses if it is not."""
-        if str(self._library.ensure()) != entry.library and not Library.intact(entry.library):
-            raise Refused(f"the library of this claim's containers, {entry.library}, is damaged or gone")
-
-    def _ensure_share(self, path: Path, share: PreparedShare, *, anew: bool) -> None:
-        if anew:
-            sharedir.remove(path, step=self._step)
-        elif path.exists():
-            with sharedir.ShareFiles(path=path) as opened:  # raises DamagedRegion: containers may be using it
-                opened.restore_quota(sharedir.quota_of(share))
-            return
-        quota = replace(sharedir.quota_of(share), heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
-        path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        sharedir.create(path, quota, mode=_PRIVATE, step=self._step)
-
-    def _undo(self, uid: str) -> None:
-        files.remove(cdi.spec_path(self._cdi_dir, uid), step=self._step)
-        sharedir.remove(self._claims_dir / uid, step=self._step)
-        self._checkpoints.remove(uid)
 
     def _gone(self, claim: PreparedClaim) -> bool:
         try:
@@ -380,13 +443,12 @@ class Claims:
 
     @staticmethod
     def _answer(entry: PreparedClaim, share: PreparedShare, base_id: str) -> PreparedDevice:
-        own = () if share.whole else (cdi.device_id(entry.uid, share.share),)
         return PreparedDevice(
             request=share.request,
             pool=share.pool,
             device=share.device,
             share=share.share,
-            cdi_ids=(base_id, *own),
+            cdi_ids=(base_id, cdi.device_id(entry.uid, share.share)),
         )
 
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NotRequired, TypedDict
 
+from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
 from aliquot_api import quantity
 from aliquot_api.config import Sharing
 from aliquot_api.names import CAPACITY_CORES, CAPACITY_MEMORY, CAPACITY_SHARES
 
 CORES: Final = 100
+LEAST_BYTES: Final = 2 * quantity.MIB
+"""The API server wants at least one step above the smallest amount."""
 _TEXT_LIMIT: Final = 64
 """Longest string attribute the API server takes."""
 
@@ -42,7 +45,8 @@ class RequestPolicy(TypedDict):
     """`default` is taken by a claim that does not name this capacity."""
 
     default: str
-    validRange: ValidRange
+    validRange: NotRequired[ValidRange]
+    validValues: NotRequired[list[str]]
 
 
 class Capacity(TypedDict):
@@ -52,6 +56,15 @@ class Capacity(TypedDict):
     requestPolicy: RequestPolicy
 
 
+class Taint(TypedDict):
+    """Keeps new claims away from a device, or ends the pods of those it has."""
+
+    key: str
+    value: str
+    effect: str
+    timeAdded: str
+
+
 class Device(TypedDict):
     """`spec.devices[]` of a ResourceSlice."""
 
@@ -59,6 +72,7 @@ class Device(TypedDict):
     allowMultipleAllocations: bool
     attributes: dict[str, Attribute]
     capacity: dict[str, Capacity]
+    taints: NotRequired[list[Taint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +94,32 @@ def shareable_bytes(gpu: Gpu, *, reserve_bytes: int) -> int:
     return max(0, quantity.round_down(gpu.memory_bytes - reserve_bytes))
 
 
-def build(
-    gpu: Gpu, *, reserve_bytes: int, shares: int, place: PciPlace | None, most_bytes: int | None = None
-) -> Device:
-    """The device of a GPU; `most_bytes` is the most memory it may show."""
-    memory_bytes = shareable_bytes(gpu, reserve_bytes=reserve_bytes)
+def offered_bytes(
+    gpu: Gpu, *, policy: GpuPolicy, most_bytes: int | None = None, withheld_bytes: int = 0
+) -> int:
+    """Memory that the device shows: what is shareable without `withheld_bytes`, `most_bytes` at most."""
+    memory_bytes = shareable_bytes(gpu, reserve_bytes=policy.reserve_bytes) - withheld_bytes
     if most_bytes is not None:
         memory_bytes = min(memory_bytes, most_bytes)
-    return {
+    return max(0, quantity.round_down(memory_bytes))
+
+
+def build(
+    gpu: Gpu, *, policy: GpuPolicy, place: PciPlace | None, memory_bytes: int, taint: Taint | None = None
+) -> Device:
+    """The device of a GPU that offers `memory_bytes`, which are LEAST_BYTES or more."""
+    nominal_bytes = shareable_bytes(gpu, reserve_bytes=policy.reserve_bytes)
+    device: Device = {
         "name": device_name(gpu.uuid),
         "allowMultipleAllocations": True,
-        "attributes": _attributes(gpu, memory_bytes=memory_bytes, place=place),
-        "capacity": capacities(memory_bytes, shares=shares),
+        "attributes": _attributes(gpu, memory_bytes=nominal_bytes, sharing=policy.sharing, place=place),
+        "capacity": capacities(memory_bytes, shares=policy.shares),
     }
+    if policy.sharing is Sharing.EXCLUSIVE:
+        device["capacity"] = _indivisible(memory_bytes)
+    if taint is not None:
+        device["taints"] = [taint]
+    return device
 
 
 def capacities(memory_bytes: int, *, shares: int) -> dict[str, Capacity]:
@@ -102,6 +129,19 @@ def capacities(memory_bytes: int, *, shares: int) -> dict[str, Capacity]:
         CAPACITY_MEMORY: _capacity(memory, default=memory, least="1Mi", step="1Mi"),
         CAPACITY_CORES: _capacity(str(CORES), default="0", least="0", step="1"),
         CAPACITY_SHARES: _capacity(str(shares), default="1", least="1", step="1"),
+    }
+
+
+def _indivisible(memory_bytes: int) -> dict[str, Capacity]:
+    """Capacities of which every claim takes everything, whatever it asks for."""
+    values = {
+        CAPACITY_MEMORY: quantity.format_mebibytes(memory_bytes),
+        CAPACITY_CORES: str(CORES),
+        CAPACITY_SHARES: "1",
+    }
+    return {
+        name: {"value": value, "requestPolicy": {"default": value, "validValues": [value]}}
+        for name, value in values.items()
     }
 
 
@@ -127,13 +167,16 @@ def semantic_version(text: str) -> str:
 
 
 def _capacity(value: str, *, default: str, least: str, step: str) -> Capacity:
-    return {
-        "value": value,
-        "requestPolicy": {"default": default, "validRange": {"min": least, "max": value, "step": step}},
-    }
+    valid: ValidRange = {"min": least, "step": step}
+    if value != least:  # the API server wants min + step <= value; a single value needs no range
+        valid["max"] = value
+        return {"value": value, "requestPolicy": {"default": default, "validRange": valid}}
+    return {"value": value, "requestPolicy": {"default": default, "validValues": [value]}}
 
 
-def _attributes(gpu: Gpu, *, memory_bytes: int, place: PciPlace | None) -> dict[str, Attribute]:
+def _attributes(
+    gpu: Gpu, *, memory_bytes: int, sharing: Sharing, place: PciPlace | None
+) -> dict[str, Attribute]:
     cuda = gpu.cuda_driver_version
     major, minor = gpu.compute_capability
     texts: Mapping[str, str] = {
@@ -143,7 +186,7 @@ def _attributes(gpu: Gpu, *, memory_bytes: int, place: PciPlace | None) -> dict[
         "architecture": gpu.architecture,
         "nvlinkClique": gpu.nvlink_clique,
         "fabricClusterUUID": gpu.fabric_cluster_uuid,
-        "sharing": Sharing.SHIM.value,
+        "sharing": sharing.value,
         "timeSlice": "default",
     }
     attributes: dict[str, Attribute] = {name: {"string": text[:_TEXT_LIMIT]} for name, text in texts.items()}

@@ -1,19 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node's GPUs as the rest of the agent sees them: NVML's last answer."""
+"""This node's GPUs as the rest of the agent sees them: NVML's last answer, and which are ours to give."""
 
+import enum
 import logging
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from aliquot_agent import devices
-from aliquot_agent.devices import Device
+from aliquot_agent.devices import Device, Taint
 from aliquot_agent.errors import NvmlError
-from aliquot_agent.nvml import Gpu, GpuProcess, Inventory, Nvml
+from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
+from aliquot_agent.nvml import Gpu, GpuProcess, Inventory, Nvml, Problem
+from aliquot_agent.order import Arranger
 from aliquot_agent.readiness import Readiness
 
 logger = logging.getLogger(__name__)
 
 READINESS: Final = "nvml"
+_NONE: Final[Mapping[str, int]] = {}
+_NO_TAINTS: Final[Mapping[str, Taint]] = {}
+
+
+class Cause(enum.StrEnum):
+    """Why a GPU is left out; also a metric's label."""
+
+    MIG = "mig"
+    ERROR = "error"
+    """NVML does not describe it."""
+    OWNED = "owned"
+    """Somebody else on the node hands it out."""
+    CONFIGURED = "configured"
+    FULL = "full"
+    """Nothing of its memory is free to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A GPU that is not published."""
+
+    index: int
+    uuid: str
+    """Empty where NVML does not say."""
+    cause: Cause
+    message: str
 
 
 class Hardware:
@@ -24,19 +55,24 @@ class Hardware:
         *,
         open_nvml: Callable[[], Nvml],
         readiness: Readiness,
-        reserve_bytes: int,
-        shares_per_gpu: int,
+        policy: Callable[[], NodePolicy],
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_nvml = open_nvml
         self._readiness = readiness
-        self._reserve_bytes = reserve_bytes
-        self._shares_per_gpu = shares_per_gpu
+        self._policy = policy
+        self._arranger = Arranger(monotonic_s=monotonic_s)
         self._nvml: Nvml | None = None
         self._gpus: Mapping[str, Gpu] = {}
-        self._problems: tuple[tuple[int, str], ...] = ()
+        self._problems: tuple[Problem, ...] = ()
+        self._owners: Mapping[str, str] = {}
+        self._full: frozenset[str] = frozenset()
 
     def refresh(self) -> bool:
-        """Asks NVML again, opening it anew where that failed before; whether the GPUs are others now."""
+        """Asks NVML again, opening it anew where that failed before; whether the GPUs are others now.
+
+        A GPU that has fallen off the bus stays in the list as it was known: its claims still are there.
+        """
         try:
             if self._nvml is None:
                 self._nvml = self._open_nvml()
@@ -49,11 +85,11 @@ class Hardware:
             inventory = Inventory(gpus=(), problems=())
         else:
             self._readiness.allow(READINESS)
-        if inventory.problems != self._problems:
-            for index, problem in inventory.problems:
-                logger.error("GPU left out", extra={"index": index, "problem": problem})
-            self._problems = inventory.problems
-        gpus = {devices.device_name(gpu.uuid): gpu for gpu in inventory.gpus}
+        lost = {problem.index for problem in inventory.problems if problem.lost}
+        gpus = {device: gpu for device, gpu in self._gpus.items() if gpu.index in lost}
+        gpus |= {devices.device_name(gpu.uuid): gpu for gpu in inventory.gpus}
+        known = {gpu.index for gpu in gpus.values()}
+        self._problems = tuple(each for each in inventory.problems if each.index not in known)
         changed, self._gpus = gpus != self._gpus, gpus
         return changed
 
@@ -63,26 +99,88 @@ class Hardware:
         if nvml is not None:
             nvml.close()
 
+    @property
+    def nvml(self) -> Nvml | None:
+        """The open NVML; None while it does not answer."""
+        return self._nvml
+
+    def own(self, owners: Mapping[str, str]) -> bool:
+        """Takes note of who else hands out which GPU, by UUID; whether that is news."""
+        changed, self._owners = dict(owners) != self._owners, dict(owners)
+        return changed
+
     def by_device(self) -> Mapping[str, Gpu]:
-        """GPUs that are published, by device name."""
+        """GPUs that NVML shows, by device name; not all of them are published."""
         return self._gpus
 
-    def published(self, *, most_bytes: Mapping[str, int]) -> list[Device]:
-        """The devices of our slice, in the order of NVML.
+    def policy_of(self, gpu: Gpu) -> GpuPolicy:
+        """What is decided about a GPU."""
+        return self._policy().gpu(uuid=gpu.uuid, index=gpu.index)
+
+    def not_ours(self, gpu: Gpu) -> LeftOut | None:
+        """Why a GPU that works must not be given to new claims; None when it may."""
+        owner = self._owners.get(gpu.uuid)
+        if owner is not None:
+            return LeftOut(
+                gpu.index, gpu.uuid, Cause.OWNED, f"{owner}; one owner per GPU: take it from one of both"
+            )
+        if not self.policy_of(gpu).publish:
+            return LeftOut(gpu.index, gpu.uuid, Cause.CONFIGURED, "node configuration says publish: false")
+        return None
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """GPUs that are not published, and why, in the order of NVML."""
+        found = [
+            LeftOut(each.index, "", Cause.MIG if each.mig else Cause.ERROR, each.message)
+            for each in self._problems
+        ]
+        for device, gpu in self._gpus.items():
+            reason = self.not_ours(gpu)
+            if reason is None and device in self._full:
+                reason = LeftOut(
+                    gpu.index, gpu.uuid, Cause.FULL, "processes outside any share hold its memory"
+                )
+            if reason is not None:
+                found.append(reason)
+        return tuple(sorted(found, key=lambda each: each.index))
+
+    def published(
+        self,
+        *,
+        most_bytes: Mapping[str, int] = _NONE,
+        withheld_bytes: Mapping[str, int] = _NONE,
+        taken_bytes: Mapping[str, int] = _NONE,
+        taints: Mapping[str, Taint] = _NO_TAINTS,
+    ) -> list[Device]:
+        """The devices of our slice, in the order that node configuration asks for. All maps by device name.
 
         `most_bytes` caps devices that are held whole: what they show must not grow into room for others.
+        `withheld_bytes` is not there to be given, `taken_bytes` is what shares hold (it decides order only).
         """
-        return [
-            devices.build(
+        built: dict[str, Device] = {}
+        taken: dict[str, float] = {}
+        full = set()
+        for device, gpu in sorted(self._gpus.items(), key=lambda item: item[1].index):
+            if self.not_ours(gpu) is not None:
+                continue
+            policy = self.policy_of(gpu)
+            memory_bytes = devices.offered_bytes(
                 gpu,
-                reserve_bytes=self._reserve_bytes,
-                shares=self._shares_per_gpu,
-                place=devices.pci_place(gpu.pci_bus_id),
+                policy=policy,
                 most_bytes=most_bytes.get(device),
+                withheld_bytes=withheld_bytes.get(device, 0),
             )
-            for device, gpu in sorted(self._gpus.items(), key=lambda item: item[1].index)
-            if devices.shareable_bytes(gpu, reserve_bytes=self._reserve_bytes) > 0
-        ]
+            if memory_bytes < devices.LEAST_BYTES:
+                full.add(device)
+                continue
+            place = devices.pci_place(gpu.pci_bus_id)
+            built[device] = devices.build(
+                gpu, policy=policy, place=place, memory_bytes=memory_bytes, taint=taints.get(device)
+            )
+            taken[device] = taken_bytes.get(device, 0) / memory_bytes
+        self._full = frozenset(full)
+        order = self._arranger.arrange(tuple(built), taken=taken, order=self._policy().order)
+        return [built[device] for device in order]
 
     def memory_bytes(self, gpu_uuid: str) -> int | None:
         """Memory of a GPU; None while NVML does not show it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server as the agent needs it: eight calls on plain dicts, each with a timeout, no client limit.
+"""The API server as the agent needs it: a few calls on plain dicts, each with a timeout, no client limit.
 
 Plain dicts because typed models drop fields they do not know, and the publisher must see what the server
 dropped. The only module that talks to the package `kubernetes`, whose configuration and watch have no types.
@@ -24,6 +24,7 @@ Object = dict[str, Any]
 
 _RESOURCES: Final = f"/apis/{RESOURCE_GROUP}/{RESOURCE_VERSION}"
 _SLICES: Final = f"{_RESOURCES}/resourceslices"
+_PODS: Final = "/api/v1/pods"
 _CONNECTIONS: Final = 32
 
 
@@ -68,6 +69,57 @@ class Kube:
             content_type="application/apply-patch+yaml",
         )
 
+    def list_claims(self) -> list[Object]:
+        """All ResourceClaims, as they are now."""
+        return list(self._call("GET", f"{_RESOURCES}/resourceclaims").get("items") or [])
+
+    def list_pods(self, node: str) -> tuple[list[Object], str]:
+        """The pods of a node, and the resourceVersion to watch from."""
+        answer = self._call("GET", _PODS, query={"fieldSelector": f"spec.nodeName={node}"})
+        return list(answer.get("items") or []), str(answer["metadata"]["resourceVersion"])
+
+    def pod_watch(self, node: str) -> "Watch":
+        """A watch on the pods of a node."""
+        return Watch(api_client=self._client, path=_PODS, selector=f"spec.nodeName={node}")
+
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Asks for the eviction of exactly this pod; ApiError 429 where its disruption budget forbids it."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": namespace, "name": name},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        self._call("POST", f"{_namespace(namespace)}/pods/{quote(name)}/eviction", body=body)
+
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Deletes exactly this pod."""
+        path = f"{_namespace(namespace)}/pods/{quote(name)}"
+        self._call("DELETE", path, body={"preconditions": {"uid": uid}})
+
+    def get_config_map(self, namespace: str, name: str) -> Object:
+        """A ConfigMap."""
+        return self._call("GET", f"{_namespace(namespace)}/configmaps/{quote(name)}")
+
+    def config_map_watch(self, namespace: str, name: str) -> "Watch":
+        """A watch on one ConfigMap; it begins with the ConfigMap as it stands."""
+        path = f"{_namespace(namespace)}/configmaps"
+        return Watch(api_client=self._client, path=path, selector=f"metadata.name={name}")
+
+    def create_event(self, event: Object) -> Object:
+        """Creates an Event."""
+        return self._call("POST", f"{_namespace(event['metadata']['namespace'])}/events", body=event)
+
+    def patch_event(self, namespace: str, name: str, change: Object) -> None:
+        """Merges `change` into an Event."""
+        path = f"{_namespace(namespace)}/events/{quote(name)}"
+        self._call("PATCH", path, body=change, content_type="application/merge-patch+json")
+
+    def list_node_slices(self, node: str) -> list[Object]:
+        """The slices of a node, of all drivers."""
+        answer = self._call("GET", _SLICES, query={"fieldSelector": f"spec.nodeName={node}"})
+        return list(answer.get("items") or [])
+
     def list_slices(self, node: str) -> tuple[list[Object], str]:
         """Our slices of a node, and the resourceVersion to watch from."""
         answer = self._call("GET", _SLICES, query={"fieldSelector": _own_slices(node)})
@@ -87,9 +139,9 @@ class Kube:
         preconditions = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         self._call("DELETE", f"{_SLICES}/{quote(metadata['name'])}", body={"preconditions": preconditions})
 
-    def slice_events(self, node: str) -> "SliceEvents":
+    def slice_watch(self, node: str) -> "Watch":
         """A watch on our slices of a node."""
-        return SliceEvents(api_client=self._client, path=_SLICES, selector=_own_slices(node))
+        return Watch(api_client=self._client, path=_SLICES, selector=_own_slices(node))
 
     def _call(
         self,
@@ -124,7 +176,7 @@ class Kube:
         return dict(answer)
 
 
-class SliceEvents:
+class Watch:
     """One watch, for one thread; `stop` may be called from another."""
 
     def __init__(self, *, api_client: client.ApiClient, path: str, selector: str) -> None:
@@ -143,13 +195,16 @@ class SliceEvents:
                 response.shutdown()
 
     def follow(self, resource_version: str, *, timeout_s: int) -> Iterator[tuple[str, Object]]:
-        """Pairs (ADDED | MODIFIED | DELETED, slice) until the server or `stop` ends it; raises ApiError."""
+        """Pairs (ADDED | MODIFIED | DELETED, object) until the server or `stop` ends it; raises ApiError.
+
+        Without a version it begins with what there is, as ADDED.
+        """
 
         def open_stream(**_: object) -> urllib3.BaseHTTPResponse:
             """The request as kubernetes.watch calls it."""
             query = {
                 "fieldSelector": self._selector,
-                "resourceVersion": resource_version,
+                **({"resourceVersion": resource_version} if resource_version else {}),
                 "timeoutSeconds": str(timeout_s),
                 "watch": "true",
             }
@@ -209,6 +264,10 @@ def _no_answer(error: Exception) -> ApiError:
 
 def _claim_path(namespace: str, name: str) -> str:
     return f"{_RESOURCES}/namespaces/{quote(namespace)}/resourceclaims/{quote(name)}"
+
+
+def _namespace(name: str) -> str:
+    return f"/api/v1/namespaces/{quote(name)}"
 
 
 def _own_slices(node: str) -> str:

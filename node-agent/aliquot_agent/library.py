@@ -5,7 +5,12 @@ Running containers keep the version they started with; a new agent brings a new 
 """
 
 import hashlib
+import logging
+import os
+import shutil
 import threading
+import time
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +18,9 @@ from aliquot_agent import cdi, files
 from aliquot_agent.errors import Refused
 from aliquot_api.names import CONTAINER_LIBRARY
 
+logger = logging.getLogger(__name__)
+
+_YOUNG_S: Final = 3600.0
 _PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n".encode()
 
 
@@ -23,23 +31,52 @@ class Library:
         self._source = source
         self._root = state_dir / "lib"
         self._lock = threading.Lock()
+        self._verified: Path | None = None
+        self._signatures: tuple[tuple[int, int, int, int], ...] = ()
 
     def ensure(self) -> Path:
         """The folder with library and preload file, both verified byte by byte, written where they differ.
 
-        Raises Refused where there is no library: a share without it would have no limit.
+        Read again only where one of the files has changed since. Raises Refused where there is no library:
+        a share without it would have no limit.
         """
-        try:
-            data = self._source.read_bytes()
-        except OSError as error:
-            raise Refused(f"no library to put into containers: {error}") from error
-        folder = self._root / _name(data)
         with self._lock:
-            if not folder.is_dir():
-                folder.mkdir(parents=True, mode=0o755)
+            if self._verified is not None and self._signatures == self._seen(self._verified) != ():
+                os.utime(self._verified)  # `collect` keeps what was wanted a moment ago
+                return self._verified
+            try:
+                data = self._source.read_bytes()
+            except OSError as error:
+                raise Refused(f"no library to put into containers: {error}") from error
+            folder = self._root / _name(data)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+            os.utime(folder)
             _ensure_file(folder / cdi.LIBRARY, data, mode=0o755)
             _ensure_file(folder / cdi.PRELOAD, _PRELOAD_TEXT, mode=0o644)
-        return folder
+            self._verified, self._signatures = folder, self._seen(folder)
+            return folder
+
+    def _seen(self, folder: Path) -> tuple[tuple[int, int, int, int], ...]:
+        """What tells the files' content from another one without reading them; empty where one is gone."""
+        try:
+            found = [path.stat() for path in (self._source, folder / cdi.LIBRARY, folder / cdi.PRELOAD)]
+        except OSError:
+            return ()
+        return tuple((each.st_dev, each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
+
+    def collect(self, used: AbstractSet[str]) -> None:
+        """Removes folders that no prepared claim names, and that are not this agent's.
+
+        One that was made or looked for in the last hour stays: another agent may be about to name it.
+        """
+        now_s = time.time()
+        with self._lock:
+            for folder in self._root.iterdir() if self._root.is_dir() else ():
+                if str(folder) in used or folder == self._verified:
+                    continue
+                if abs(now_s - folder.stat().st_mtime) > _YOUNG_S:
+                    logger.info("removing a library that nobody uses", extra={"folder": str(folder)})
+                    shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def intact(folder: str) -> bool:

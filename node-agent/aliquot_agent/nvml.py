@@ -4,8 +4,9 @@
 Each GPU stands on its own: one that answers with an error is reported, and hides no other.
 """
 
+import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -40,11 +41,10 @@ _BRANDS: Final = {
 }
 
 
-_LOST: Final = frozenset(
+_UNUSABLE: Final = frozenset(
     {
         pynvml.NVML_ERROR_UNINITIALIZED,
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_GPU_IS_LOST,
         pynvml.NVML_ERROR_UNKNOWN,
     }
 )
@@ -78,7 +78,19 @@ class Inventory:
     """What one look at all GPUs gave: those that can be used, and why others cannot, by index."""
 
     gpus: tuple[Gpu, ...]
-    problems: tuple[tuple[int, str], ...]
+    problems: tuple["Problem", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a GPU cannot be used."""
+
+    index: int
+    message: str
+    mig: bool = False
+    """It is partitioned."""
+    lost: bool = False
+    """It has fallen off the bus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,32 @@ class GpuProcess:
 
     host_pid: int
     used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What tells a well GPU from a sick one; None where the driver does not say."""
+
+    lost: bool = False
+    uncorrected: int | None = None
+    action_needed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a GPU is; None where the driver does not say."""
+
+    used_bytes: int | None = None
+    busy_percent: int | None = None
+    memory_busy_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error that the driver reported once."""
+
+    gpu_uuid: str
+    code: int
 
 
 class Nvml:
@@ -112,22 +150,25 @@ class Nvml:
         except pynvml.NVMLError as error:
             raise NvmlError(f"NVML does not list its GPUs: {error}") from error
         gpus: list[Gpu] = []
-        problems: list[tuple[int, str]] = []
-        lost = 0
+        problems: list[Problem] = []
+        unusable = 0
         for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 if _mig(handle):
-                    problems.append((index, "MIG mode is on; partitions are not supported yet"))
+                    problems.append(
+                        Problem(index, "MIG mode is on; partitions are not supported yet", mig=True)
+                    )
                     continue
                 gpu = _describe(handle, index=index, driver_version=driver, cuda_driver_version=cuda)
                 self._handles[gpu.uuid] = handle
                 gpus.append(gpu)
             except pynvml.NVMLError as error:
-                problems.append((index, str(error)))
-                lost += error.value in _LOST
-        if count and lost == count:
-            raise NvmlError(f"NVML has lost every GPU: {problems[0][1]}")
+                lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+                problems.append(Problem(index, str(error), lost=lost))
+                unusable += error.value in _UNUSABLE
+        if count and unusable == count:
+            raise NvmlError(f"NVML answers for no GPU: {problems[0].message}")
         return Inventory(gpus=tuple(gpus), problems=tuple(problems))
 
     def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
@@ -143,6 +184,95 @@ class Nvml:
         for entry in _optional(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), none):
             found.setdefault(entry.pid, entry)
         return tuple(GpuProcess(host_pid=pid, used_bytes=entry.usedGpuMemory) for pid, entry in found.items())
+
+    def vitals(self, gpu_uuid: str) -> Vitals:
+        """How a GPU is."""
+        handle = self._handles.get(gpu_uuid)
+        if handle is None:
+            return Vitals()
+        try:
+            # Any call does; this one is answered by the card itself.
+            pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+                return Vitals(lost=True)
+        kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        none: int | None = None
+        uncorrected = _optional(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)), none)
+        return Vitals(uncorrected=uncorrected, action_needed=_action_needed(handle))
+
+    def load(self, gpu_uuid: str) -> Load:
+        """How busy a GPU is."""
+        handle = self._handles.get(gpu_uuid)
+        if handle is None:
+            return Load()
+        rates = _optional(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
+        none: int | None = None
+        return Load(
+            used_bytes=_optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), none),
+            busy_percent=None if rates is None else int(rates.gpu),
+            memory_busy_percent=None if rates is None else int(rates.memory),
+        )
+
+    def xid_events(self, gpu_uuids: frozenset[str]) -> "XidEvents":
+        """A subscription to the XIDs of these GPUs; raises NvmlError."""
+        handles = {uuid: self._handles[uuid] for uuid in gpu_uuids if uuid in self._handles}
+        return XidEvents(nvml=self, gpu_uuids=gpu_uuids, handles=handles)
+
+
+class XidEvents:
+    """One event set; for one thread."""
+
+    def __init__(self, *, nvml: Nvml, gpu_uuids: frozenset[str], handles: Mapping[str, object]) -> None:
+        self._of = nvml, gpu_uuids
+        try:
+            self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            raise NvmlError(f"NVML makes no event set: {error}") from error
+        self.incomplete = len(handles) < len(gpu_uuids)
+        """Whether a GPU that cannot be listened to now may be later."""
+        self._uuids: dict[int | None, str] = {}
+        for uuid, handle in handles.items():
+            try:
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+                self._uuids[_address(handle)] = uuid
+            except pynvml.NVMLError as error:  # old cards never do
+                self.incomplete |= error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+                logger.debug("GPU reports no XIDs", extra={"gpu": uuid, "error": str(error)})
+
+    def is_of(self, nvml: Nvml, gpu_uuids: frozenset[str]) -> bool:
+        """Whether it was made of this very NVML for these GPUs."""
+        return self._of == (nvml, gpu_uuids)
+
+    def wait(self, timeout_ms: int) -> Xid | None:
+        """The next XID within the time; raises NvmlError where waiting is no use."""
+        try:
+            event = pynvml.nvmlEventSetWait_v2(self._set, timeout_ms)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise NvmlError(f"NVML's events: {error}") from error
+        if not event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+            return None
+        uuid = self._uuids.get(_address(event.device))  # a card that is lost could not say it
+        return None if uuid is None else Xid(gpu_uuid=uuid, code=int(event.eventData))
+
+    def close(self) -> None:
+        """Gives the set back."""
+        _optional(lambda: pynvml.nvmlEventSetFree(self._set), None)
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _action_needed(handle: object) -> bool | None:
+    """Whether the driver asks for a reset or more (`nvidia-smi -q`: GPU Recovery Action)."""
+    field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+    found = _optional(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [field]), None)
+    if not found or found[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return bool(found[0].value.uiVal)
 
 
 def _describe(handle: object, *, index: int, driver_version: str, cuda_driver_version: int) -> Gpu:

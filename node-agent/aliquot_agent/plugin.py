@@ -29,9 +29,15 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):
     """Translates between kubelet's messages and `claims`."""
 
     def __init__(
-        self, *, claims: Preparer, prepared: Callable[[float], None], unprepared: Callable[[float], None]
+        self,
+        *,
+        claims: Preparer,
+        prepared: Callable[[float], None],
+        unprepared: Callable[[float], None],
+        failed: Callable[[str], None],
     ) -> None:
         self._claims = claims
+        self._failed = failed
         self._prepared = prepared
         self._unprepared = unprepared
 
@@ -61,6 +67,7 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):
             devices = self._claims.prepare(ref)
         except Exception as error:
             known = isinstance(error, Refused | OSError | ValueError)
+            self._failed("prepare")
             logger.error("prepare failed", extra={**extra, "error": str(error)}, exc_info=not known)
             return dra_pb2.NodePrepareResourceResponse(error=str(error) or type(error).__name__)
         took_s = time.monotonic() - started
@@ -86,6 +93,7 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):
             self._claims.unprepare(claim.uid)
         except Exception as error:
             known = isinstance(error, OSError | ValueError)
+            self._failed("unprepare")
             logger.error("unprepare failed", extra={**extra, "error": str(error)}, exc_info=not known)
             return dra_pb2.NodeUnprepareResourceResponse(error=str(error) or type(error).__name__)
         took_s = time.monotonic() - started

@@ -5,20 +5,26 @@ One thread watches our slices, one compares and writes. Kubelet deletes them at 
 it lost us: the watch sees it and the slice is made anew. Nothing is written while nothing differs.
 
 Before the first write, and after every outage, a dry run shows whether the server keeps our fields. Where
-it drops them (feature gate off), a share would silently become a whole GPU, so the slice stays empty.
+it drops them (feature gate off), a share would silently become a whole GPU, so the slice stays empty. Where
+it drops taints only (1.35), sick GPUs leave the slice instead.
+
+A writer that changes our slice again and again is answered ever more rarely, and named in the log.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from aliquot_agent import slices
-from aliquot_agent.devices import Device
+from aliquot_agent.devices import Device, Taint
 from aliquot_agent.errors import ApiError
-from aliquot_agent.kube import SliceEvents
+from aliquot_agent.health import TAINT_KEY
+from aliquot_agent.kube import Watch
 from aliquot_agent.readiness import Readiness
-from aliquot_api.names import CONSUMABLE_CAPACITY_GATE
+from aliquot_api import quantity
+from aliquot_api.names import CAPACITY_MEMORY, CONSUMABLE_CAPACITY_GATE
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,16 @@ _LONGEST_RETRY_S: Final = 10.0
 _LONGEST_PAUSE_S: Final = 60.0
 """Between two writes while the server stores something else than what we send."""
 _RESYNC_S: Final = 60.0
+_PEACE_S: Final = 60.0
+"""Without a write: conflicts before it are forgotten."""
+_TOLD_CONFLICTS: Final = 3
+_MOST_CONFLICTS: Final = 6
+_PROBE_TAINT: Final[Taint] = {
+    "key": TAINT_KEY,
+    "value": "probe",
+    "effect": "NoSchedule",
+    "timeAdded": "2020-01-01T00:00:00Z",
+}
 
 
 class SliceApi(Protocol):
@@ -55,7 +71,7 @@ class SliceApi(Protocol):
     def delete_slice(self, slice_: Object) -> None:
         """Deletes a slice."""
 
-    def slice_events(self, node: str) -> SliceEvents:
+    def slice_watch(self, node: str) -> Watch:
         """A watch on our slices."""
 
 
@@ -80,8 +96,13 @@ class Publisher:
         self._known: dict[str, Object] | None = None  # None until listed
         self._probed = False
         self._refusal: str | None = None  # why the server cannot hold shares; valid once probed
+        self._keeps_taints = True  # valid once probed
         self._kept = True
-        self._events = api.slice_events(node)
+        self._wanted: Sequence[Device] | None = None  # what was written last
+        self._conflicts = 0
+        self._settled_s = 0.0  # since when nothing had to be written
+        self._counts: dict[str, int] = dict.fromkeys(("create", "replace", "delete", "failed"), 0)
+        self._events = api.slice_watch(node)
         self._threads = [
             threading.Thread(target=self._watch_loop, name="slice-watch"),
             threading.Thread(target=self._publish_loop, name="slice-publish"),
@@ -100,6 +121,17 @@ class Publisher:
         self._events.stop()
         for thread in self._threads:
             thread.join()
+
+    def counts(self) -> dict[str, int]:
+        """Writes by kind, and attempts that failed."""
+        return dict(self._counts)
+
+    def offered_bytes(self) -> dict[str, int]:
+        """Memory that the slice shows, by device name, as written last."""
+        memory = {
+            device["name"]: device["capacity"][CAPACITY_MEMORY]["value"] for device in self._wanted or ()
+        }
+        return {name: quantity.parse(value, field=name) for name, value in memory.items()}
 
     def poke(self) -> None:
         """Something about the devices changed."""
@@ -153,13 +185,14 @@ class Publisher:
             try:
                 kept = self.publish()
             except ApiError as error:
+                self._counts["failed"] += 1
                 self._readiness.refuse(READINESS, str(error))
                 logger.warning("publishing failed, will retry", extra={"error": str(error)})
                 self._stop.wait(_RETRY_S)
                 self._wake.set()
                 continue
             pause_s = _RETRY_S if kept else min(2 * pause_s, _LONGEST_PAUSE_S)
-            self._stop.wait(pause_s)
+            self._stop.wait(max(pause_s, min(2.0**self._conflicts, _LONGEST_PAUSE_S)))
 
     def publish(self) -> bool:
         """Compares once and writes what differs; whether the server keeps what we send. Raises ApiError."""
@@ -172,23 +205,33 @@ class Publisher:
         refusal = self._server_refusal(devices, node_uid=node_uid) if devices else None
         if refusal is not None:
             devices = []
+        elif not self._keeps_taints:
+            devices = [device for device in devices if not device.get("taints")]
         plan = slices.plan(known, node=self._node, node_uid=node_uid, devices=devices)
         for obsolete in plan.delete:
             self._api.delete_slice(obsolete)
+            self._counts["delete"] += 1
             self._learn(obsolete, deleted=True)
         written = None
         if plan.replace is not None:
+            self._count_conflict(devices, plan.replace)
             written = self._api.replace_slice(plan.replace)
+            self._counts["replace"] += 1
         elif plan.create is not None:
             written = self._api.create_slice(plan.create)
+            self._counts["create"] += 1
+        elif time.monotonic() - self._settled_s > _PEACE_S:
+            self._conflicts = 0
         kept = True
         if written is not None:
             stored = slices.plan([written], node=self._node, node_uid=node_uid, devices=devices)
             kept = stored.replace is None
+            self._settled_s = time.monotonic()
             self._learn(written, deleted=False)
             logger.info(
                 "published slice", extra={"devices": len(devices), "slice": written["metadata"]["name"]}
             )
+        self._wanted = devices
         if refusal is None:
             self._readiness.allow(READINESS)
         else:
@@ -197,6 +240,15 @@ class Publisher:
             logger.error("the server stores another slice than we send; does a policy change it?")
         self._kept = kept
         return kept
+
+    def _count_conflict(self, devices: Sequence[Device], replacing: Object) -> None:
+        """Notes that somebody else changed what we wrote: it differs, and we want what we wanted before."""
+        if devices != self._wanted or not self._kept:
+            return
+        self._conflicts = min(self._conflicts + 1, _MOST_CONFLICTS)
+        if self._conflicts == _TOLD_CONFLICTS:
+            extra = {"slice": replacing["metadata"]["name"]}
+            logger.error("somebody else keeps changing our slice: who writes it?", extra=extra)
 
     def _server_refusal(self, devices: Sequence[Device], *, node_uid: str) -> str | None:
         """Why the server cannot hold shares, None when it can; asked anew after each broken watch."""
@@ -212,9 +264,16 @@ class Publisher:
         minor = self._api.server_minor()
         if minor < _OLDEST_MINOR:
             return f"Kubernetes 1.{minor} is too old: shares need 1.{_OLDEST_MINOR} or newer"
-        sent = slices.build(node=self._node, node_uid=node_uid, devices=devices, generation=1)
+        first: Device = {**devices[0], "taints": [_PROBE_TAINT]}
+        tainted = [first, *devices[1:]]
+        sent = slices.build(node=self._node, node_uid=node_uid, devices=tainted, generation=1)
         stored = self._api.create_slice(sent, dry_run=True)
-        dropped = list(slices.dropped_fields(sent["spec"], stored["spec"]))
+        missing = list(slices.dropped_fields(sent["spec"], stored["spec"]))
+        dropped = [path for path in missing if ".taints" not in path]
+        keeps_taints = len(dropped) == len(missing)
+        if self._keeps_taints and not keeps_taints:
+            logger.warning("server drops taints: sick GPUs leave the slice instead")
+        self._keeps_taints = keeps_taints
         if not dropped:
             return None
         logger.error("server drops our fields, publishing nothing", extra={"dropped": dropped[:5]})

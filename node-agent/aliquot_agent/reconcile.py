@@ -7,13 +7,14 @@ operator's rm leaves the rest.
 
 import logging
 import re
-import threading
 from pathlib import Path
 from typing import Final
 
 from aliquot_agent import cdi
 from aliquot_agent.claims import Claims
 from aliquot_agent.errors import Refused
+from aliquot_agent.library import Library
+from aliquot_agent.loops import Loop
 from aliquot_agent.region import DamagedRegion
 
 logger = logging.getLogger(__name__)
@@ -25,30 +26,31 @@ _UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class Reconciler:
     """The loop. `start`, then `stop`."""
 
-    def __init__(self, *, claims: Claims, claims_dir: Path, cdi_dir: Path) -> None:
+    def __init__(self, *, claims: Claims, claims_dir: Path, cdi_dir: Path, library: Library) -> None:
         self._claims = claims
         self._claims_dir = claims_dir
         self._cdi_dir = cdi_dir
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="reconciler")
+        self._library = library
+        self._loop = Loop(name="reconciler", step=self.reconcile, period_s=_PERIOD_S)
 
     def start(self) -> None:
         """Reconciles now, then every 30 s."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Ends the loop."""
-        self._stop.set()
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while not self._stop.is_set():
-            self.reconcile()
-            self._stop.wait(_PERIOD_S)
+        self._loop.stop()
 
     def reconcile(self) -> None:
         """One pass: release what is gone, repair what is damaged, remove what belongs to nobody."""
+        try:
+            self._reconcile()
+        except OSError as error:  # a disk that is read-only, or gone
+            logger.error("nothing can be reconciled", extra={"error": str(error)})
+
+    def _reconcile(self) -> None:
         found = cdi.claims_with_spec(self._cdi_dir) | {path.name for path in self._claims_dir.iterdir()}
+        found |= self._claims.set_aside()
         on_disk = {name for name in found if _UID.fullmatch(name)}  # lost+found and the like are not ours
         # Read after the disk: a claim that is being prepared has its checkpoint before anything else.
         prepared = self._claims.prepared()
@@ -59,7 +61,7 @@ class Reconciler:
             except OSError as error:
                 logger.error("files stay", extra={"claim_uid": uid, "error": str(error)})
         for claim in prepared:
-            if self._stop.is_set():
+            if self._loop.stopping:
                 return
             try:
                 if not self._claims.release_if_gone(claim):
@@ -67,3 +69,5 @@ class Reconciler:
             except (OSError, Refused, DamagedRegion) as error:
                 extra = {"claim_uid": claim.uid, "error": str(error)}
                 logger.error("claim cannot be reconciled", extra=extra)
+        # Read again: a library counts from the moment that a checkpoint names it.
+        self._library.collect({claim.library for claim in self._claims.prepared()})

@@ -8,6 +8,7 @@ first. A dead socket there makes kubelet retry for ever: our own stale ones are 
 import hashlib
 import logging
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,8 @@ from typing import Final
 
 import grpc
 
+from aliquot_agent import healthservice
+from aliquot_agent.healthservice import HealthService
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2_grpc
 from aliquot_agent.kubeletapi.registration.v1 import registration_pb2, registration_pb2_grpc
 from aliquot_api.names import DRIVER
@@ -24,11 +27,13 @@ from aliquot_api.names import DRIVER
 logger = logging.getLogger(__name__)
 
 PLUGIN_TYPE: Final = "DRAPlugin"
-VERSIONS: Final = ("v1.DRAPlugin",)
+VERSIONS: Final = ("v1.DRAPlugin", *healthservice.VERSIONS)
+"""Kubelet takes the first protocol that it knows, and health where it is among them."""
 _LONGEST_SOCKET: Final = 107
 """Bytes of a unix socket's path, without the terminator."""
 _CALLS: Final = 32
 _GRACE_S: Final = 5.0
+_PROBE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class Servers:
         *,
         paths: Sockets,
         plugin: dra_pb2_grpc.DRAPluginServicer,
+        health: HealthService,
         registered: Callable[[bool, str], None],
     ) -> None:
         self._paths = paths
@@ -91,6 +97,8 @@ class Servers:
         dra_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call] # generated
             plugin, self._dra
         )
+        self._health = health
+        health.add_to(self._dra)
         self._registrar = _server(1)
         registration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call] # generated
             Registrar(endpoint=paths.dra, registered=registered), self._registrar
@@ -100,6 +108,7 @@ class Servers:
         """Serves DRA, then lets kubelet know."""
         for path, server in ((self._paths.dra, self._dra), (self._paths.registrar, self._registrar)):
             path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_dead(path)
             # gRPC unlinks the path it was given when it ends, whoever's socket is there by then, so that
             # one is used up at once. Kubelet passes over names with a dot.
             hidden = path.with_name(f".{os.getpid()}")
@@ -112,11 +121,28 @@ class Servers:
 
     def stop(self) -> None:
         """Lets calls finish for some seconds, then removes both sockets, the registrar's first."""
+        self._health.stop()
         for path, server in ((self._paths.registrar, self._registrar), (self._paths.dra, self._dra)):
             server.stop(_GRACE_S).wait()
             with suppress(FileNotFoundError):
                 if _inode(path) == self._inodes.get(path):  # else it is the next instance's
                     path.unlink()
+
+
+def _remove_dead(path: Path) -> None:
+    """Removes sockets beside `path` that a killed agent left: kubelet would call a dead one for ever.
+
+    Those of a live peer answer, in a rolling update it is there for a while.
+    """
+    prefix, suffix = (DRIVER, "-reg.sock") if path.name.startswith(DRIVER) else ("dra", ".sock")
+    for other in path.parent.glob(f"{prefix}*{suffix}"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_PROBE_S)
+            try:
+                probe.connect(str(other))
+            except ConnectionRefusedError:
+                logger.info("removing a dead socket", extra={"socket": str(other)})
+                other.unlink(missing_ok=True)
 
 
 def _inode(path: Path) -> tuple[int, int]:

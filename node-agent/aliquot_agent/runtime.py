@@ -1,100 +1,234 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the agent together, starts its parts in order and stops them in reverse."""
+"""Puts the agent together, starts its parts in order and stops them in reverse.
+
+In a rolling update two agents run on a node. Both answer kubelet, behind locks that they share; one, the
+leader, publishes, watches, enforces, reports and clears up. The other one takes over when it ends.
+"""
 
 import logging
 import queue
 import threading
-from collections.abc import Callable
-from typing import Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from aliquot_agent import fit, registration
-from aliquot_agent.cdi import BaseSpecs
+from aliquot_agent import devices, fit, outside, processes, registration
+from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints
-from aliquot_agent.claims import Claims
+from aliquot_agent.claims import ClaimRef, Claims
+from aliquot_agent.configwatch import ConfigWatch
+from aliquot_agent.devices import Device
+from aliquot_agent.discovery import Discovery
+from aliquot_agent.enforce import Enforcer
+from aliquot_agent.events import Events
+from aliquot_agent.executioner import Executioner
+from aliquot_agent.grower import Grower
+from aliquot_agent.hamimetrics import HamiCollector
 from aliquot_agent.hardware import Hardware
+from aliquot_agent.health import Condition
+from aliquot_agent.healthservice import DeviceHealth, HealthService
+from aliquot_agent.healthwatch import HealthWatch
 from aliquot_agent.kube import Kube
 from aliquot_agent.library import Library
-from aliquot_agent.metrics import AgentCollector, Metrics, MetricsServer
-from aliquot_agent.nvml import Nvml
+from aliquot_agent.locks import Leadership, Locks
+from aliquot_agent.loops import Loop
+from aliquot_agent.metrics import AgentCollector, Metrics, Sources, User
+from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
+from aliquot_agent.nvml import Load, Nvml
+from aliquot_agent.outside import Outside
+from aliquot_agent.pages import PageServer
+from aliquot_agent.picture import Observation
 from aliquot_agent.plugin import DraPlugin
+from aliquot_agent.pods import Pods
 from aliquot_agent.publisher import Publisher
 from aliquot_agent.readiness import Readiness
 from aliquot_agent.reconcile import Reconciler
 from aliquot_agent.report import Reporter
 from aliquot_agent.settings import Settings
+from aliquot_agent.status import Status
+from aliquot_agent.store import Store
 from aliquot_agent.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
 _REGISTRATION: Final = "registration"
+_TAKE_OVER_S: Final = 0.5
+EVENT_REFUSED: Final = "GPUShareRefused"
+
+
+class Part(Protocol):
+    """What is started and stopped."""
+
+    def start(self) -> None:
+        """Begins."""
+
+    def stop(self) -> None:
+        """Ends."""
 
 
 class Agent:
     """The whole agent. `start`, `wait`, `stop`; `failed` says why it ended by itself."""
 
     def __init__(self, *, settings: Settings, kube: Kube) -> None:
+        self._settings = settings
         self._readiness = Readiness()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant: signal handlers put
         self.failed: str | None = None
-        self._hardware = Hardware(
-            open_nvml=Nvml,
-            readiness=self._readiness,
-            reserve_bytes=settings.reserve_bytes,
-            shares_per_gpu=settings.shares_per_gpu,
+        node, boot_id = settings.node_name, settings.boot_id_file.read_text().strip()
+        self._events = Events(api=kube, node=node, monotonic_s=time.monotonic)
+        self._config = ConfigWatch(
+            api=kube,
+            node=node,
+            namespace=settings.namespace,
+            base=NodePolicy(
+                defaults=GpuPolicy(reserve_bytes=settings.reserve_bytes, shares=settings.shares_per_gpu)
+            ),
+            kept=settings.plugin_dir / "node-config.json",
+            changed=self._changed,
+            complain=self._events.node,
         )
-        self._claims = Claims(
-            node=settings.node_name,
-            boot_id=settings.boot_id_file.read_text().strip(),
-            source=kube,
-            gpus=self._hardware,
-            checkpoints=Checkpoints(directory=settings.checkpoint_dir),
-            base=BaseSpecs(directories=settings.base_cdi_dirs, kind=settings.base_cdi_kind),
-            library=Library(source=settings.library, state_dir=settings.state_dir),
+        self._hardware = Hardware(open_nvml=Nvml, readiness=self._readiness, policy=self._config.policy)
+        self._discovery = Discovery(
+            hardware=self._hardware,
+            api=kube,
+            node=node,
+            device_plugins_dir=settings.device_plugins_dir,
+            changed=self._changed,
+            complain=self._events.node,
+        )
+        checkpoints = Checkpoints(directory=settings.checkpoint_dir)
+        library = Library(source=settings.library, state_dir=settings.state_dir)
+        self._store = Store(
             claims_dir=settings.claims_dir,
             cdi_dir=settings.cdi_dir,
-            reserve_bytes=settings.reserve_bytes,
-            shares_per_gpu=settings.shares_per_gpu,
+            checkpoints=checkpoints,
+            library=library,
+            boot_id=boot_id,
+            attributes=self._attributes,
+        )
+        self._claims = Claims(
+            node=node,
+            boot_id=boot_id,
+            source=kube,
+            gpus=self._hardware,
+            checkpoints=checkpoints,
+            base=BaseSpecs(
+                directories=settings.base_cdi_dirs,
+                kind=settings.base_cdi_kind,
+                host_root=settings.host_root,
+            ),
+            store=self._store,
+            locks=Locks(directory=settings.plugin_dir),
             context_estimate_bytes=settings.context_estimate_bytes,
+            refused=self._refused,
         )
-        self._publisher = Publisher(
-            api=kube,
-            node=settings.node_name,
-            devices=lambda: self._hardware.published(most_bytes=fit.held_whole(self._claims.prepared())),
-            readiness=self._readiness,
+        self._health = HealthWatch(
+            gpus=self._hardware,
+            policy=self._config.policy,
+            path=settings.plugin_dir / "health.json",
+            boot_id=boot_id,
+            calm_s=settings.health_calm_s,
+            changed=self._changed,
+            tell=self._events.node,
         )
-        self._watcher = Watcher(claims=self._claims, hardware=self._hardware, changed=self._publisher.poke)
-        self._reporter = Reporter(
+        self._health_service = HealthService(devices=self._device_health)
+        self._publisher = Publisher(api=kube, node=node, devices=self._devices, readiness=self._readiness)
+        self._outside = Outside()
+        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
+        claims_on = processes.disk_of(settings.claims_dir.resolve())
+        executioner = Executioner()
+        enforcer = Enforcer(killer=executioner, api=kube, events=self._events, policy=self._config.policy)
+        self._watcher = Watcher(
+            claims=self._claims,
+            hardware=self._hardware,
+            pods=self._pods,
+            judge=enforcer,
+            outside=self._outside,
+            policy=self._config.policy,
+            changed=self._publisher.poke,
+            mounted=lambda pid: processes.mounted_shares(pid, claims=claims_on),
+            has_library=lambda pid: processes.has_library(pid, claims=claims_on),
+        )
+        self._grower = Grower(
             api=kube,
-            node=settings.node_name,
+            node=node,
+            claims=self._claims,
+            pods=self._pods,
+            events=self._events,
+            policy=self._config.policy,
+            picture=self._watcher.picture,
+            room=self._room,
+            publish=self._publisher.poke,
+            settle_s=settings.settle_s,
+        )
+        reporter = Reporter(
+            api=kube,
+            node=node,
             observations=lambda: self._watcher.picture().observations,
+            health=self._health.mark,
+            resizes=self._grower.mark,
             interval_s=settings.report_interval_s,
         )
-        self._reconciler = Reconciler(
-            claims=self._claims, claims_dir=settings.claims_dir, cdi_dir=settings.cdi_dir
+        reconciler = Reconciler(
+            claims=self._claims,
+            claims_dir=settings.claims_dir,
+            cdi_dir=settings.cdi_dir,
+            library=library,
         )
         metrics = Metrics()
-        metrics.register(AgentCollector(picture=self._watcher.picture, gpus=self._hardware.by_device))
-        self._metrics = MetricsServer(port=settings.metrics_port, metrics=metrics, readiness=self._readiness)
-        self._servers = registration.Servers(
+        sources = self._sources()
+        metrics.register(AgentCollector(sources))
+        if settings.hami_metrics:
+            metrics.register(HamiCollector(sources))
+        self._leading = False
+        status = Status(sources=sources, readiness=self._readiness, leader=lambda: self._leading)
+        pages = PageServer(
+            port=settings.metrics_port,
+            pages={"/metrics": metrics.page, "/status": status.page},
+            readiness=self._readiness,
+        )
+        servers = registration.Servers(
             paths=registration.sockets(
                 plugin_dir=settings.plugin_dir, registry_dir=settings.registry_dir, pod_uid=settings.pod_uid
             ),
-            plugin=DraPlugin(claims=self._claims, prepared=metrics.prepared, unprepared=metrics.unprepared),
+            plugin=DraPlugin(
+                claims=self._claims,
+                prepared=metrics.prepared,
+                unprepared=metrics.unprepared,
+                failed=metrics.failed,
+            ),
+            health=self._health_service,
             registered=self._registered,
         )
+        self._leadership = Leadership(directory=settings.plugin_dir)
+        self._leader = Loop(name="leader", step=self._try_to_lead, period_s=_TAKE_OVER_S)
+        self._always: tuple[Part, ...] = (self._events, pages, servers, self._leader)
+        """Of every agent, in order: claims are there before kubelet's calls can come."""
+        self._led: tuple[Part, ...] = (
+            self._config,
+            self._health,
+            self._pods,
+            executioner,
+            enforcer,
+            self._watcher,
+            self._grower,
+            reporter,
+            reconciler,
+            self._discovery,
+            self._publisher,
+        )
+        """Of the leader."""
+        self._started: list[Part] = []
 
     def start(self) -> None:
-        """Claims first, so that kubelet's calls find them; kubelet last but for the publisher."""
+        """What kubelet needs comes first; what needs the API server waits for nobody."""
         threading.excepthook = self._thread_died
         self._readiness.refuse(_REGISTRATION, "kubelet has not registered the driver yet")
+        self._config.load()
         self._hardware.refresh()
         self._claims.start()
-        self._metrics.start()
-        self._watcher.start()
-        self._reporter.start()
-        self._reconciler.start()
-        self._servers.start()
-        self._publisher.start()
+        for part in self._always:
+            self._begin(part)
 
     def wait(self) -> None:
         """Until `end`, or until the agent cannot go on."""
@@ -106,21 +240,126 @@ class Agent:
 
     def stop(self) -> None:
         """Ends every thread and removes both sockets, within seconds. Running pods notice nothing."""
-        stops: tuple[Callable[[], None], ...] = (
-            self._servers.stop,
-            self._publisher.stop,
-            self._reconciler.stop,
-            self._reporter.stop,
-            self._watcher.stop,
-            self._metrics.stop,
-            self._hardware.close,
-        )
+        stops: list[Callable[[], None]] = [self._leader.stop]  # it starts others
+        stops += [part.stop for part in reversed(self._started) if part is not self._leader]
+        stops += [self._hardware.close, self._leadership.give_up]
         for stop in stops:
             try:
                 stop()
             except Exception as error:  # the others must still stop
                 logger.exception("a part does not stop")
                 self.failed = self.failed or f"a part does not stop: {error!r}"
+
+    def _begin(self, part: Part) -> None:
+        self._started.append(part)
+        part.start()
+
+    def _try_to_lead(self) -> None:
+        if self._leading or not self._leadership.take(wait=False):
+            return
+        logger.info("leading: this agent publishes, watches and reports")
+        self._store.clear()
+        self._config.read()
+        self._discovery.look()
+        for part in self._led:
+            if self._leader.stopping:
+                return
+            self._begin(part)
+        self._leading = True
+
+    def _changed(self) -> None:
+        """GPUs, their health, or what is decided about them are others now."""
+        self._publisher.poke()
+        self._health_service.poke()
+
+    def _pods_changed(self) -> None:
+        self._grower.poke()
+
+    def _devices(self) -> list[Device]:
+        claims = self._claims.prepared()
+        return self._hardware.published(
+            most_bytes=fit.held_whole(claims),
+            withheld_bytes=outside.withheld(
+                claims,
+                self._hardware.by_device(),
+                reserve_bytes=lambda gpu: self._hardware.policy_of(gpu).reserve_bytes,
+                outside_bytes=self._outside.withheld_bytes,
+            ),
+            taken_bytes=fit.taken(claims),
+            taints=self._health.taints(),
+        )
+
+    def _room(self, device: str) -> int | None:
+        """Memory of a GPU for shares and their growth together; None: no such GPU."""
+        gpu = self._hardware.by_device().get(device)
+        if gpu is None:
+            return None
+        policy = self._hardware.policy_of(gpu)
+        held_bytes = max(0, self._outside.withheld_bytes(gpu.uuid) - policy.reserve_bytes)
+        return devices.offered_bytes(gpu, policy=policy, withheld_bytes=held_bytes)
+
+    def _attributes(self) -> Mapping[str, Mapping[str, devices.Attribute]]:
+        """What the slice says of each device: also for metadata files."""
+        return {
+            name: devices.build(
+                gpu,
+                policy=self._hardware.policy_of(gpu),
+                place=devices.pci_place(gpu.pci_bus_id),
+                memory_bytes=devices.LEAST_BYTES,
+            )["attributes"]
+            for name, gpu in self._hardware.by_device().items()
+        }
+
+    def _device_health(self) -> list[DeviceHealth]:
+        conditions = self._health.conditions()
+        found = []
+        for name, gpu in self._hardware.by_device().items():
+            condition = conditions.get(gpu.uuid, Condition())
+            message = self._health.mark(gpu.uuid).message
+            found.append(DeviceHealth(self._settings.node_name, name, condition.healthy, message))
+        return found
+
+    def _sources(self) -> Sources:
+        return Sources(
+            node=self._settings.node_name,
+            picture=self._watcher.picture,
+            users=self._users,
+            gpus=self._hardware.by_device,
+            loads=self._loads,
+            offered_bytes=self._publisher.offered_bytes,
+            conditions=self._health.conditions,
+            left_out=self._hardware.left_out,
+            slice_writes=self._publisher.counts,
+            config_problem=lambda: self._config.problem,
+        )
+
+    def _loads(self) -> dict[str, Load]:
+        nvml = self._hardware.nvml
+        gpus = self._hardware.by_device().values()
+        return {} if nvml is None else {gpu.uuid: nvml.load(gpu.uuid) for gpu in gpus}
+
+    def _users(self, seen: Observation) -> Sequence[User]:
+        """The containers that have a share."""
+        return [
+            User(pod.namespace, pod.name, container, tuple(pod.containers).index(container))
+            for pod in self._pods.holders(seen.claim)
+            for container in pod.containers_of(seen.claim, seen.share)
+        ]
+
+    def _refused(self, ref: ClaimRef, claim: Mapping[str, Any] | None, message: str) -> None:
+        """Tells the claim and its pods why it is not prepared."""
+        self._events.claim(
+            namespace=ref.namespace, name=ref.name, uid=ref.uid, reason=EVENT_REFUSED, message=message
+        )
+        for holder in ((claim or {}).get("status") or {}).get("reservedFor") or []:
+            if holder.get("resource") == "pods":
+                self._events.pod(
+                    namespace=ref.namespace,
+                    name=str(holder["name"]),
+                    uid=str(holder["uid"]),
+                    reason=EVENT_REFUSED,
+                    message=message,
+                )
 
     def _registered(self, accepted: bool, error: str) -> None:
         if accepted:

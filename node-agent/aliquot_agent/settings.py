@@ -17,6 +17,8 @@ class Settings:
 
     node_name: str
     """Node whose GPUs are published; also the name of the pool."""
+    namespace: str
+    """Where the ConfigMap aliquot-node-config is looked for."""
     kubeconfig: Path | None
     """None: the pod's service account."""
     plugin_dir: Path
@@ -29,18 +31,28 @@ class Settings:
     """Where the vendor toolkit's CDI specs are looked for."""
     base_cdi_kind: str
     """CDI kind of the vendor toolkit."""
+    host_root: Path
+    """Where the host's file system is seen from here: device nodes are looked for below it."""
+    device_plugins_dir: Path
+    """Kubelet's directory of device plugins: who else hands out GPUs."""
     state_dir: Path
     """Library and share directories; the same path on the host, CDI specs name it."""
     library: Path
     """libaliquot.so that goes into the tenants' containers."""
     reserve_bytes: int
-    """Memory per GPU that is never handed out."""
+    """Memory per GPU that is never handed out, where node configuration does not say."""
     shares_per_gpu: int
-    """Most tenants per GPU."""
+    """Most tenants per GPU, where node configuration does not say."""
+    health_calm_s: float
+    """How long a GPU must look well after a reset before it takes new claims again."""
+    settle_s: float
+    """Growth of a share waits so long after the lowered capacity is on the server."""
     context_estimate_bytes: int
     """What a CUDA context counts until it is measured: at or above what one takes on this cluster's GPUs."""
     metrics_port: int
     """Port of /metrics, /healthz and /readyz."""
+    hami_metrics: bool
+    """HAMi's metric names beside ours, so that its dashboards live on."""
     report_interval_s: float
     """Least time between two status writes for one claim."""
     boot_id_file: Path
@@ -72,18 +84,24 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         raise InvalidInput(field="--shares", value=given.shares, fix="want 1 to 1000")
     return Settings(
         node_name=given.node_name,
+        namespace=given.namespace,
         kubeconfig=given.kubeconfig,
         plugin_dir=given.plugin_dir,
         registry_dir=given.registry_dir,
         cdi_dir=given.cdi_dir,
         base_cdi_dirs=tuple(Path(path) for path in given.base_cdi_dirs.split(":")),
         base_cdi_kind=given.base_cdi_kind,
+        host_root=given.host_root,
+        device_plugins_dir=given.device_plugins_dir,
         state_dir=given.state_dir,
         library=given.library,
         reserve_bytes=_size(given.reserve, field="--reserve"),
         shares_per_gpu=given.shares,
+        health_calm_s=given.health_calm_s,
+        settle_s=given.settle_s,
         context_estimate_bytes=_size(given.context_estimate, field="--context-estimate"),
         metrics_port=given.metrics_port,
+        hami_metrics=str(given.hami_metrics).lower() in ("1", "true", "yes"),
         report_interval_s=given.report_interval_s,
         boot_id_file=given.boot_id_file,
         pod_uid=given.pod_uid,
@@ -112,22 +130,28 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         parser.add_argument(flag, type=kind, default=default if value is None else value, help=shown)
 
     add("--node-name", environ.get("NODE_NAME", ""), "name of this node; NODE_NAME works too")
+    add("--namespace", environ.get("POD_NAMESPACE", "aliquot-system"), "where aliquot-node-config is")
     add("--kubeconfig", None, "credentials; without it the pod's service account", Path)
     add("--plugin-dir", Path(names.PLUGIN_DIR), "DRA socket and checkpoints", Path)
     add("--registry-dir", Path(names.PLUGIN_REGISTRY_DIR), "kubelet's plugin registry", Path)
     add("--cdi-dir", Path(names.CDI_DIR), "where our CDI specs go", Path)
     add("--base-cdi-dirs", f"/etc/cdi:{names.CDI_DIR}", "where the vendor toolkit's CDI specs are")
     add("--base-cdi-kind", "nvidia.com/gpu", "CDI kind of the vendor toolkit")
+    add("--host-root", Path("/"), "where the host's file system is seen", Path)
+    add("--device-plugins-dir", Path(names.DEVICE_PLUGINS_DIR), "kubelet's device plugins", Path)
     add("--state-dir", Path(names.HOST_STATE_DIR), "library and share directories", Path)
     add("--library", Path("/opt/aliquot/libaliquot.so"), "the library for tenants", Path)
-    add("--reserve", "0Mi", "memory per GPU that is never handed out")
-    add("--shares", 16, "most tenants per GPU", int)
+    add("--reserve", "0Mi", "memory per GPU that is never handed out, by default")
+    add("--shares", 16, "most tenants per GPU, by default", int)
+    add("--settle-s", 5.0, "how long growth of a share waits after the capacity was lowered", float)
+    add("--health-calm-s", 30.0, "how long a GPU must look well after a reset", float)
     add(
         "--context-estimate",
         "512Mi",
         "what a CUDA context counts until it is measured; at or above what one takes on these GPUs",
     )
     add("--metrics-port", 9410, "port of /metrics, /healthz, /readyz", int)
+    add("--hami-metrics", "false", "HAMi's metric names beside ours")
     add("--report-interval-s", 15.0, "least time between two status writes for a claim", float)
     add("--boot-id-file", Path("/proc/sys/kernel/random/boot_id"), "the node's boot id", Path)
     add("--pod-uid", "", "put this pod UID into the socket names")

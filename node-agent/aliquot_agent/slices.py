@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 _NAME_PREFIX: Final = "00000"
 """From 1.36 the scheduler takes slices in the order of their names."""
-_OURS: Final = frozenset({"allowMultipleAllocations", "attributes", "capacity", "name"})
+_OURS: Final = frozenset({"allowMultipleAllocations", "attributes", "capacity", "name", "taints"})
 """Fields of a device that the agent decides."""
 
 
@@ -97,18 +97,22 @@ def _current(slice_: Object, *, want: Object, newest: int) -> bool:
 def _canonical(devices: Sequence[Mapping[str, Any]]) -> list[object]:
     """Devices with quantities as numbers (the server may spell them differently) and our fields only."""
     return [
-        {
-            key: _numbers(value) if key == "capacity" else value
-            for key, value in device.items()
-            if key in _OURS
-        }
+        {key: _comparable(key, value) for key, value in device.items() if key in _OURS and value != []}
         for device in devices
     ]
+
+
+def _comparable(key: str, value: Any) -> object:
+    if key == "taints":  # the server may note another time than ours
+        return [{name: text for name, text in taint.items() if name != "timeAdded"} for taint in value]
+    return _numbers(value) if key == "capacity" else value
 
 
 def _numbers(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
     try:
         return quantity.parse(str(value), field="capacity")
     except InvalidInput:

@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aliquot_agent import files
-from aliquot_agent.cdi import BaseSpecs
+from aliquot_agent import devices, files
+from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints
 from aliquot_agent.claims import ClaimRef, Claims
-from aliquot_agent.devices import device_name, shareable_bytes
+from aliquot_agent.devices import Attribute, Device, PciPlace, device_name, shareable_bytes
 from aliquot_agent.errors import ApiError
+from aliquot_agent.hardware import LeftOut
 from aliquot_agent.library import Library
+from aliquot_agent.locks import Locks
+from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Gpu
+from aliquot_agent.reconcile import Reconciler
+from aliquot_agent.store import Store
 from aliquot_api.names import DRIVER
 
 GIB = 1024**3
@@ -45,18 +50,33 @@ def make_gpu(index: int = 0, *, memory_bytes: int = 24 * GIB, **changes: Any) ->
     return Gpu(**(values | changes))
 
 
+def build_device(gpu: Gpu, *, policy: GpuPolicy | None = None, place: PciPlace | None = None) -> Device:
+    """The device that the agent publishes for a GPU."""
+    policy = policy or GpuPolicy()
+    memory_bytes = devices.offered_bytes(gpu, policy=policy)
+    return devices.build(gpu, policy=policy, place=place, memory_bytes=memory_bytes)
+
+
 @dataclass
 class FakeGpus:
     """GPUs of a node; `busy_uuids` have processes."""
 
     gpus: list[Gpu]
     busy_uuids: set[str] = field(default_factory=set)
+    policy: NodePolicy = field(default_factory=NodePolicy)
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
 
     def by_device(self) -> Mapping[str, Gpu]:
         return {device_name(gpu.uuid): gpu for gpu in self.gpus}
 
     def busy(self, gpu_uuid: str) -> bool:
         return gpu_uuid in self.busy_uuids
+
+    def policy_of(self, gpu: Gpu) -> GpuPolicy:
+        return self.policy.gpu(uuid=gpu.uuid, index=gpu.index)
+
+    def not_ours(self, gpu: Gpu) -> LeftOut | None:
+        return self.left_out.get(gpu.uuid)
 
 
 @dataclass
@@ -116,8 +136,8 @@ class Node:
     gpus: FakeGpus
     server: FakeServer
     boot_id: str = "boot-1"
-    shares_per_gpu: int = 16
     patience_s: float = 0.0
+    refusals: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.library.write_bytes(b"\x7fELF library")
@@ -152,24 +172,48 @@ class Node:
 
     def claims(self, *, step: files.Step = files.no_step) -> Claims:
         """The agent's claims, started."""
+        checkpoints = Checkpoints(directory=self.checkpoint_dir, step=step)
+        store = Store(
+            claims_dir=self.claims_dir,
+            cdi_dir=self.cdi_dir,
+            checkpoints=checkpoints,
+            library=self.libraries,
+            boot_id=self.boot_id,
+            attributes=self.attributes,
+            step=step,
+        )
         claims = Claims(
             node=NODE,
             boot_id=self.boot_id,
             source=self.server,
             gpus=self.gpus,
-            checkpoints=Checkpoints(directory=self.checkpoint_dir, step=step),
+            checkpoints=checkpoints,
             base=BaseSpecs(directories=(self.root / "base",), kind=BASE_KIND),
-            library=Library(source=self.library, state_dir=self.root / "state"),
-            claims_dir=self.claims_dir,
-            cdi_dir=self.cdi_dir,
-            reserve_bytes=0,
-            shares_per_gpu=self.shares_per_gpu,
+            store=store,
+            locks=Locks(directory=self.root / "plugin"),
             context_estimate_bytes=ESTIMATE,
             patience_s=self.patience_s,
+            refused=lambda ref, claim, message: self.refusals.append(message),
             step=step,
         )
         claims.start()
+        store.clear()
         return claims
+
+    def attributes(self) -> Mapping[str, Mapping[str, Attribute]]:
+        """What the slice says of each device."""
+        return {name: {"uuid": {"string": gpu.uuid}} for name, gpu in self.gpus.by_device().items()}
+
+    @property
+    def libraries(self) -> Library:
+        """The library as an agent of this node's image puts it there."""
+        return Library(source=self.library, state_dir=self.root / "state")
+
+    def reconcile(self, claims: Claims) -> None:
+        """One pass of the reconciler."""
+        Reconciler(
+            claims=claims, claims_dir=self.claims_dir, cdi_dir=self.cdi_dir, library=self.libraries
+        ).reconcile()
 
     def leftovers(self) -> list[str]:
         """Files of claims that are still there."""

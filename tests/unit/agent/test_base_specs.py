@@ -5,14 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from aliquot_agent.cdi import BaseSpecs
+from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.errors import Refused
 
 UUID = "GPU-1b2c3d4e-0000-1111-2222-333344445555"
 
+NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia2", "/dev/nvidia5")
 
-def specs(*directories: Path) -> BaseSpecs:
-    return BaseSpecs(directories=directories, kind="nvidia.com/gpu")
+
+def specs(*directories: Path, nodes: tuple[str, ...] = NODES) -> BaseSpecs:
+    """Specs in `directories`; the device nodes are on the host's side of the last one."""
+    root = directories[-1] / "host"
+    for node in nodes:
+        link = root / node.lstrip("/")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to("/dev/null")
+    return BaseSpecs(directories=directories, kind="nvidia.com/gpu", host_root=root)
 
 
 def document(*names: str, kind: str = "nvidia.com/gpu", node: str = "/dev/nvidia0") -> dict[str, object]:
@@ -73,3 +82,44 @@ def test_a_replaced_spec_is_read_again(tmp_path: Path) -> None:
     os.replace(replacement, path)
     with pytest.raises(Refused, match="no CDI spec gives access"):
         base.find(gpu_uuid=UUID, index=0, minor=0)
+
+
+@pytest.mark.parametrize("missing", ["/dev/nvidia0", "/dev/nvidiactl"])
+def test_access_through_a_device_node_that_is_not_there_is_refused(tmp_path: Path, missing: str) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(document(UUID)))
+    there = tuple(node for node in NODES if node != missing)
+    with pytest.raises(Refused, match=f"names {missing}, which is not on this node"):
+        specs(tmp_path, nodes=there).find(gpu_uuid=UUID, index=0, minor=0)
+
+
+def test_a_plain_file_is_no_device_node(tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(document(UUID)))
+    base = specs(tmp_path)
+    (tmp_path / "host/dev/nvidia0").unlink()
+    (tmp_path / "host/dev/nvidia0").write_text("")
+    with pytest.raises(Refused, match="is no device node"):
+        base.find(gpu_uuid=UUID, index=0, minor=0)
+
+
+def test_device_nodes_of_the_whole_spec_count(tmp_path: Path) -> None:
+    spec = {**document(UUID), "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia-uvm"}]}}
+    (tmp_path / "n.json").write_text(json.dumps(spec))
+    with pytest.raises(Refused, match="names /dev/nvidia-uvm"):
+        specs(tmp_path).find(gpu_uuid=UUID, index=0, minor=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("null", id="null"),
+        pytest.param('{"kind": "nvidia.com/gpu", "devices": 7}', id="devices a number"),
+        pytest.param('{"kind": "nvidia.com/gpu", "devices": [7, {}]}', id="device a number"),
+        pytest.param(
+            '{"kind": "nvidia.com/gpu", "devices": [{"name": "x", "containerEdits": [1]}]}', id="edits"
+        ),
+    ],
+)
+def test_a_spec_of_another_shape_is_no_access_and_no_crash(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n.json").write_text(text)
+    with pytest.raises(Refused, match="no CDI spec gives access"):
+        specs(tmp_path).find(gpu_uuid=UUID, index=0, minor=0)

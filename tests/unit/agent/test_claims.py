@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.claims import ClaimRef
 from aliquot_agent.devices import device_name
 from aliquot_agent.errors import ApiError, Refused
+from aliquot_agent.hardware import Cause, LeftOut
+from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_api.config import API_VERSION, KIND
 from aliquot_api.names import DRIVER
 from tests.unit.agent.kit import ESTIMATE, GIB, NODE, Node, make_claim, make_gpu, result
@@ -67,7 +70,8 @@ def test_the_cdi_spec_mounts_share_library_and_preload(node: Node) -> None:
 
     spec = spec_of(node, ref.uid)
     name, host = share["shareID"], node.claims_dir / ref.uid / share["shareID"]
-    mounts = [*spec["devices"][0]["containerEdits"]["mounts"], *spec["containerEdits"]["mounts"]]
+    mounts = spec["devices"][0]["containerEdits"]["mounts"]
+    assert "containerEdits" not in spec  # they would reach containers that have another share of the claim
     root = {mount["containerPath"]: mount for mount in mounts}.pop("/run/aliquot")
     assert (root["type"], "ro" in root["options"]) == ("tmpfs", True)
     mounts.remove(root)
@@ -75,6 +79,9 @@ def test_the_cdi_spec_mounts_share_library_and_preload(node: Node) -> None:
     by_target = {mount["containerPath"]: (mount["hostPath"], mount["options"][0]) for mount in mounts}
     library = by_target.pop("/run/aliquot/lib/libaliquot.so")
     preload = by_target.pop("/etc/ld.so.preload")
+    by_target.pop(
+        "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/claim/main/gpu.aliquot.dev-metadata.json"
+    )
     assert by_target == {
         f"/run/aliquot/shares/{name}/quota": (str(host / "quota"), "ro"),
         f"/run/aliquot/shares/{name}/ledger": (str(host / "ledger"), "rw"),
@@ -90,7 +97,7 @@ def test_two_claims_bring_the_same_mount_point(node: Node) -> None:
     for name in ("one", "two"):
         ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name=name))
         claims.prepare(ref)
-        roots.append(spec_of(node, ref.uid)["containerEdits"]["mounts"][0])
+        roots.append(spec_of(node, ref.uid)["devices"][0]["containerEdits"]["mounts"][0])
     assert roots[0] == roots[1]
     assert roots[0]["containerPath"] == "/run/aliquot"
 
@@ -180,8 +187,11 @@ def test_the_whole_gpu_goes_without_shim(node: Node) -> None:
 
     (device,) = node.claims().prepare(ref)
 
-    assert device.cdi_ids == (f"sim.aliquot.dev/gpu={gpu.uuid}",)
-    assert not cdi.spec_path(node.cdi_dir, ref.uid).exists()
+    own = f"gpu.aliquot.dev/share={ref.uid}-{device.share}"
+    assert device.cdi_ids == (f"sim.aliquot.dev/gpu={gpu.uuid}", own)
+    [mount] = spec_of(node, ref.uid)["devices"][0]["containerEdits"]["mounts"]
+    assert mount["containerPath"].endswith("-metadata.json")
+    assert not list(node.claims_dir.rglob("quota"))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +200,8 @@ def test_the_whole_gpu_goes_without_shim(node: Node) -> None:
 )
 def test_less_than_everything_keeps_the_shim(node: Node, memory: str | None, cores: str) -> None:
     ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory=memory, cores=cores)))
-    (device,) = node.claims().prepare(ref)
-    assert len(device.cdi_ids) == 2
+    node.claims().prepare(ref)
+    assert list(node.claims_dir.rglob("quota"))
 
 
 def test_several_shares_of_a_claim_each_get_their_own(node: Node) -> None:
@@ -358,7 +368,7 @@ def test_shares_that_do_not_fit_together_are_refused(
 
 
 def test_more_shares_than_the_gpu_has_are_refused(node: Node) -> None:
-    node.shares_per_gpu = 2
+    node.gpus.policy = NodePolicy(defaults=GpuPolicy(shares=2))
     claims = node.claims()
     for name in ("one", "two"):
         claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name=name)))
@@ -471,3 +481,105 @@ def test_a_damaged_preload_file_of_an_older_library_is_refused(node: Node) -> No
     preload.write_text("")
     with pytest.raises(Refused, match="is damaged or gone"):
         node.claims().prepare(ref)
+
+
+def test_a_refusal_is_told_where_people_look(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="99999Gi")))
+    with pytest.raises(Refused):
+        node.claims().prepare(ref)
+    [message] = node.refusals
+    assert "of memory" in message
+
+
+def test_a_gpu_that_somebody_else_hands_out_takes_no_new_claim_and_keeps_old_ones(node: Node) -> None:
+    gpu, claims = node.gpus.gpus[0], node.claims()
+    old, new = (node.server.add(make_claim(result(gpu, memory="1Gi"), name=name)) for name in ("old", "new"))
+    devices = claims.prepare(old)
+    node.gpus.left_out[gpu.uuid] = LeftOut(0, gpu.uuid, Cause.OWNED, "a device plugin hands it out")
+    assert claims.prepare(old) == devices
+    with pytest.raises(Refused, match="a device plugin hands it out"):
+        claims.prepare(new)
+
+
+def test_gpu_access_that_comes_late_is_waited_for(node: Node) -> None:
+    node.patience_s = 20
+    node.write_base_spec(without=node.gpus.gpus[0].uuid)
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    toolkit = threading.Timer(0.5, node.write_base_spec)
+    toolkit.start()
+    assert node.claims().prepare(ref)
+    toolkit.join()
+    assert node.refusals == []
+
+
+def test_a_reserve_that_was_raised_meanwhile_strands_no_allocated_claim(node: Node) -> None:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory=None)))
+    node.gpus.policy = NodePolicy(defaults=GpuPolicy(reserve_bytes=4 * MIB))
+    assert node.claims().prepare(ref)
+
+
+def test_each_request_tells_its_devices_in_a_file(node: Node) -> None:
+    one, two = node.gpus.gpus
+    shares = [result(one, request="a", memory="1Gi"), result(two, request="a"), result(two, request="b/x")]
+    claim = make_claim(*shares)
+    claim["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "aliquot"}
+    ref = node.server.add(claim)
+    node.claims().prepare(ref)
+
+    stream = (node.claims_dir / ref.uid / "a.json").read_text().splitlines()
+    documents = [json.loads(line) for line in stream]
+    versions = [document["apiVersion"] for document in documents]
+    assert versions == ["metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"]
+    for document in documents:
+        assert document["kind"] == "DeviceMetadata"
+        assert document["metadata"]["uid"] == ref.uid
+        assert document["podClaimName"] == "aliquot"
+        [request] = document["requests"]
+        assert request["name"] == "a"
+        assert [device["name"] for device in request["devices"]] == [gpu.uuid.lower() for gpu in (one, two)]
+        attributes = request["devices"][0]["attributes"]
+        assert attributes["uuid"] == {"string": one.uuid}
+        assert attributes["consumedMemoryBytes"] == {"int": 1024 * MIB}
+        assert attributes["shareID"] == {"string": shares[0]["shareID"]}
+    targets = {
+        mount["containerPath"]: mount["hostPath"]
+        for device in spec_of(node, ref.uid)["devices"]
+        for mount in device["containerEdits"]["mounts"]
+        if "dra-device-attributes" in mount["containerPath"]
+    }
+    inside = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/aliquot"
+    assert targets == {
+        f"{inside}/{name}/gpu.aliquot.dev-metadata.json": str(node.claims_dir / ref.uid / f"{name}.json")
+        for name in ("a", "b")
+    }
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/../../b", "A", "", "x" * 64])
+def test_a_pods_claim_name_that_is_no_name_is_not_used_in_a_path(node: Node, name: str) -> None:
+    claim = make_claim(result(node.gpus.gpus[0]))
+    claim["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": name}
+    ref = node.server.add(claim)
+    node.claims().prepare(ref)
+    assert "resourceclaimtemplates" not in json.dumps(spec_of(node, ref.uid))
+
+
+def test_two_agents_of_a_rolling_update_never_overfill_a_gpu(node: Node) -> None:
+    refs = [
+        node.server.add(make_claim(result(node.gpus.gpus[0], memory="2Gi"), name=f"c{number}"))
+        for number in range(24)
+    ]
+    agents = [node.claims(), node.claims()]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        jobs = [pool.submit(agents[number % 2].prepare, ref) for number, ref in enumerate(refs)]
+        refused = sum(job.exception() is not None for job in jobs)
+    assert refused == 12
+    assert len(agents[0].prepared()) == len(agents[1].prepared()) == 12
+
+
+def test_what_one_agent_prepared_the_other_answers_and_undoes(node: Node) -> None:
+    old, new = node.claims(), node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    assert old.prepare(ref) == new.prepare(ref)
+    new.unprepare(ref.uid)
+    assert (old.prepared(), node.leftovers()) == ((), [])
+    old.unprepare(ref.uid)

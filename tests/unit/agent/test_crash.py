@@ -11,9 +11,10 @@ from pathlib import Path
 
 from aliquot_agent import cdi, sharedir
 from aliquot_agent.claims import ClaimRef
-from aliquot_agent.reconcile import Reconciler
 from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
+WRITES = 16
+"""Of Prepare: checkpoint 2, two shares of 4, two metadata files of 2, CDI 2."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -94,7 +95,7 @@ def check_reconciled(folder: Path) -> None:
     node, _ = node_at(folder)
     node.server.claims.clear()
     claims = node.claims()
-    Reconciler(claims=claims, claims_dir=node.claims_dir, cdi_dir=node.cdi_dir).reconcile()
+    node.reconcile(claims)
     assert node.leftovers() == []
 
 
@@ -108,11 +109,11 @@ def check_unprepared(folder: Path) -> None:
 
 def test_prepare_killed_at_any_write_gives_the_same_answer(tmp_path: Path) -> None:
     writes = each_kill(tmp_path, "prepare", check_prepared, prepare_first=False)
-    assert writes == 12  # checkpoint 2, two shares of 4, CDI 2
+    assert writes == WRITES
 
 
 def test_prepare_killed_at_any_write_is_cleared_when_the_claim_is_gone(tmp_path: Path) -> None:
-    assert each_kill(tmp_path, "prepare", check_reconciled, prepare_first=False) == 12
+    assert each_kill(tmp_path, "prepare", check_reconciled, prepare_first=False) == WRITES
 
 
 def test_prepare_after_a_reboot_killed_at_any_write_gives_the_same_answer(tmp_path: Path) -> None:

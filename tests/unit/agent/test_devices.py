@@ -5,14 +5,16 @@ import pytest
 
 from aliquot_agent import devices
 from aliquot_agent.devices import PciPlace
+from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_api import quantity
-from tests.unit.agent.kit import GIB, make_gpu
+from aliquot_api.config import Sharing
+from tests.unit.agent.kit import GIB, build_device, make_gpu
 
 MIB = 1024**2
 
 
 def build(**changes: object) -> devices.Device:
-    return devices.build(make_gpu(**changes), reserve_bytes=0, shares=16, place=None)  # type: ignore[arg-type]
+    return build_device(make_gpu(**changes), place=None)  # type: ignore[arg-type]
 
 
 def test_a_device_is_named_by_its_uuid_in_lower_case() -> None:
@@ -36,7 +38,7 @@ def test_memory_is_published_in_whole_mebibytes(
     memory_bytes: int, reserve_bytes: int, published: str
 ) -> None:
     gpu = make_gpu(memory_bytes=memory_bytes)
-    device = devices.build(gpu, reserve_bytes=reserve_bytes, shares=16, place=None)
+    device = build_device(gpu, policy=GpuPolicy(reserve_bytes=reserve_bytes))
     memory = device["capacity"]["memory"]
     assert memory["value"] == published
     assert memory["requestPolicy"]["default"] == published
@@ -53,6 +55,20 @@ def test_each_capacity_has_a_policy_that_the_server_accepts(name: str) -> None:
     )
     assert least <= default <= most <= value
     assert (default - least) % step == (most - least) % step == 0
+
+
+def test_a_gpu_for_one_tenant_gives_everything_or_nothing() -> None:
+    policy = GpuPolicy(sharing=Sharing.EXCLUSIVE, reserve_bytes=MIB)
+    device = build_device(make_gpu(memory_bytes=100 * MIB), policy=policy)
+    assert device["attributes"]["sharing"] == {"string": "exclusive"}
+    for name, value in (("memory", "99Mi"), ("cores", "100"), ("shares", "1")):
+        capacity = device["capacity"][name]
+        assert capacity == {"value": value, "requestPolicy": {"default": value, "validValues": [value]}}
+
+
+def test_one_share_needs_no_range() -> None:
+    shares = build_device(make_gpu(), policy=GpuPolicy(shares=1))["capacity"]["shares"]
+    assert shares == {"value": "1", "requestPolicy": {"default": "1", "validValues": ["1"]}}
 
 
 def test_a_claim_that_names_no_capacity_takes_the_memory_and_no_cores() -> None:
@@ -101,7 +117,7 @@ def test_attributes_keep_to_the_servers_length() -> None:
 def test_standard_attributes_are_there_where_known(
     place: PciPlace | None, published: dict[str, str | int]
 ) -> None:
-    device = devices.build(make_gpu(), reserve_bytes=0, shares=16, place=place)
+    device = build_device(make_gpu(), place=place)
     prefix = "resource.kubernetes.io/"
     found = {
         name.removeprefix(prefix): next(iter(value.values()))

@@ -122,7 +122,7 @@ def test_a_dry_run_says_so(scene: Scene) -> None:
 
 
 def test_a_watch_ends_while_it_waits(scene: Scene) -> None:
-    events = scene.kube.slice_events("n")
+    events = scene.kube.slice_watch("n")
     got: list[str] = []
     heard = threading.Event()
 
@@ -143,7 +143,7 @@ def test_a_watch_ends_while_it_waits(scene: Scene) -> None:
 
 
 def test_a_watch_that_was_stopped_before_it_began_ends_at_once(scene: Scene) -> None:
-    events = scene.kube.slice_events("n")
+    events = scene.kube.slice_watch("n")
     events.stop()
     with suppress(ApiError):
         assert list(events.follow("1", timeout_s=60)) == []

@@ -18,7 +18,8 @@ import json, dataclasses
 from aliquot_agent.nvml import Nvml
 nvml = Nvml()
 inventory = nvml.inventory()
-print(json.dumps([dataclasses.asdict(gpu) for gpu in inventory.gpus] + list(inventory.problems)))
+assert not inventory.problems
+print(json.dumps([dataclasses.asdict(gpu) for gpu in inventory.gpus]))
 """
 PROCESSES = """
 import ctypes, json, os
@@ -38,9 +39,9 @@ print(json.dumps(list(used.values())))
 """
 
 
-def run(root: Path, code: str, *, library: Path = SIM) -> Any:
+def run(root: Path, code: str, *, library: Path = SIM, arguments: tuple[str, ...] = ()) -> Any:
     environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "ALIQUOT_SIM_ROOT": str(root)}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, *arguments]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -94,7 +95,7 @@ except NvmlError as error:
     assert "NVML does not start" in run(tmp_path, code, library=tmp_path)
 
 
-LOST = """
+GONE = """
 import json
 import pynvml
 from aliquot_agent.errors import NvmlError
@@ -102,21 +103,60 @@ from aliquot_agent.nvml import Nvml
 nvml = Nvml()
 real = pynvml.nvmlDeviceGetHandleByIndex
 answers = []
-for healthy in (0, 1):
+for healthy, error in ((0, pynvml.NVML_ERROR_UNKNOWN), (1, pynvml.NVML_ERROR_UNKNOWN),
+                       (0, pynvml.NVML_ERROR_GPU_IS_LOST)):
     def handle(index):
         if index >= healthy:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+            raise pynvml.NVMLError(error)
         return real(index)
     pynvml.nvmlDeviceGetHandleByIndex = handle
     try:
-        answers.append(len(nvml.inventory().gpus))
+        inventory = nvml.inventory()
+        answers.append([len(inventory.gpus), [problem.lost for problem in inventory.problems]])
     except NvmlError as error:
         answers.append(str(error))
 print(json.dumps(answers))
 """
 
 
-def test_only_the_loss_of_every_gpu_is_the_librarys_failure(sim: Path) -> None:
-    failed, left = run(sim, LOST)
-    assert "lost every GPU" in failed
-    assert left == 1
+def test_only_a_driver_that_answers_for_no_gpu_is_the_librarys_failure(sim: Path) -> None:
+    failed, left, lost = run(sim, GONE)
+    assert "answers for no GPU" in failed
+    assert left == [1, [False]]
+    assert lost == [0, [True, True]]
+
+
+VITALS = """
+import json, subprocess, sys
+from aliquot_agent.nvml import Nvml
+nvml = Nvml()
+one, two = nvml.inventory().gpus
+events = nvml.xid_events(frozenset({one.uuid, two.uuid}))
+def inject(*words):
+    subprocess.run([sys.argv[1], "inject", *words, "--gpu", two.uuid], check=True, timeout=30)
+def look():
+    vitals = nvml.vitals(two.uuid)
+    return [vitals.lost, vitals.uncorrected, vitals.action_needed]
+seen = [look()]
+inject("xid", "--code", "13")
+first = events.wait(5000)
+inject("ecc", "--count", "2")
+codes = [first.code]
+while (xid := events.wait(1000)) is not None:
+    assert xid.gpu_uuid == two.uuid
+    codes.append(xid.code)
+seen.append(look())
+inject("lost")
+seen.append(look())
+codes.append(events.wait(5000).code)
+inject("recover")
+seen.append(look())
+assert nvml.vitals(one.uuid).uncorrected == 0 and not nvml.vitals(one.uuid).lost
+print(json.dumps([seen, codes]))
+"""
+
+
+def test_faults_are_seen_in_the_vitals_and_as_events(sim: Path) -> None:
+    seen, codes = run(sim, VITALS, arguments=(str(SIM / "aliquot-sim"),))
+    assert seen == [[False, 0, False], [False, 2, True], [True, None, None], [False, 0, False]]
+    assert codes == [13, 48, 79]

@@ -2,6 +2,7 @@
 """Both services over real unix sockets, with a client that plays kubelet."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,16 @@ import grpc
 import pytest
 
 from aliquot_agent import registration
+from aliquot_agent.healthservice import DeviceHealth, HealthService
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
+from aliquot_agent.kubeletapi.health.v1 import health_pb2 as v1
+from aliquot_agent.kubeletapi.health.v1 import health_pb2_grpc as v1_grpc
+from aliquot_agent.kubeletapi.health.v1alpha1 import health_pb2 as v1alpha1
+from aliquot_agent.kubeletapi.health.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
 from aliquot_agent.kubeletapi.registration.v1 import registration_pb2, registration_pb2_grpc
 from aliquot_agent.metrics import Metrics
 from aliquot_agent.plugin import DraPlugin
-from tests.unit.agent.kit import Node, make_claim, result
+from tests.unit.agent.kit import NODE, Node, make_claim, result
 
 STALE = b"left by a killed agent"
 
@@ -26,17 +32,23 @@ class Kubelet:
         self.node = node
         self.claims = node.claims()
         self.metrics = Metrics()
+        self.sick = ""
+        self.health = HealthService(devices=self.devices)
         self.registered: list[tuple[bool, str]] = []
         self.paths = registration.sockets(
             plugin_dir=node.root / "p", registry_dir=node.root / "r", pod_uid=""
         )
-        self.paths.registrar.parent.mkdir()
+        self.paths.registrar.parent.mkdir(exist_ok=True)
         self.paths.registrar.write_bytes(STALE)
         self.servers = registration.Servers(
             paths=self.paths,
             plugin=DraPlugin(
-                claims=self.claims, prepared=self.metrics.prepared, unprepared=self.metrics.unprepared
+                claims=self.claims,
+                prepared=self.metrics.prepared,
+                unprepared=self.metrics.unprepared,
+                failed=self.metrics.failed,
             ),
+            health=self.health,
             registered=lambda accepted, error: self.registered.append((accepted, error)),
         )
         self.servers.start()
@@ -45,6 +57,12 @@ class Kubelet:
         ]
         self.dra: Any = dra_pb2_grpc.DRAPluginStub(self._channels[0])  # type: ignore[no-untyped-call]
         self.registrar: Any = registration_pb2_grpc.RegistrationStub(self._channels[1])  # type: ignore[no-untyped-call]
+
+    def devices(self) -> list[DeviceHealth]:
+        return [
+            DeviceHealth(NODE, name, healthy=not self.sick, message=self.sick)
+            for name in self.node.gpus.by_device()
+        ]
 
     def stop(self) -> None:
         for channel in self._channels:
@@ -78,7 +96,8 @@ def kubelet(node: Node) -> Iterator[Kubelet]:
 def test_kubelet_learns_where_the_driver_is(kubelet: Kubelet) -> None:
     info = kubelet.registrar.GetInfo(registration_pb2.InfoRequest(), timeout=10)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "gpu.aliquot.dev", str(kubelet.paths.dra))
-    assert list(info.supported_versions) == ["v1.DRAPlugin"]
+    versions = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
+    assert list(info.supported_versions) == versions
     status = registration_pb2.RegistrationStatus(plugin_registered=False, error="no")
     kubelet.registrar.NotifyRegistrationStatus(status, timeout=10)
     assert kubelet.registered == [(False, "no")]
@@ -113,13 +132,14 @@ def test_an_error_of_the_disk_is_one_claims_error(kubelet: Kubelet) -> None:
     kubelet.node.claims_dir.rmdir()
     kubelet.node.claims_dir.write_text("not a directory")
     assert "Not a directory" in kubelet.prepare(ref).claims[ref.uid].error
+    assert 'aliquot_failures_total{call="prepare"} 1.0' in kubelet.metrics.page()[1].decode()
 
 
 def test_durations_are_counted(kubelet: Kubelet) -> None:
     ref = kubelet.node.server.add(make_claim(result(kubelet.node.gpus.gpus[0])))
     kubelet.prepare(ref)
     kubelet.unprepare(ref)
-    text = kubelet.metrics.text().decode()
+    text = kubelet.metrics.page()[1].decode()
     assert "aliquot_prepare_seconds_count 1.0" in text
     assert "aliquot_unprepare_seconds_count 1.0" in text
 
@@ -131,6 +151,70 @@ def test_both_sockets_are_gone_after_the_end(node: Node) -> None:
     kubelet.stop()
     assert not kubelet.paths.dra.exists()
     assert not kubelet.paths.registrar.exists()
+
+
+@pytest.mark.parametrize(
+    ("messages", "stubs"),
+    [pytest.param(v1, v1_grpc, id="v1"), pytest.param(v1alpha1, v1alpha1_grpc, id="v1alpha1")],
+)
+def test_kubelet_hears_of_a_sick_gpu_at_once(kubelet: Kubelet, messages: Any, stubs: Any) -> None:
+    with grpc.insecure_channel(f"unix:{kubelet.paths.dra}") as channel:
+        call = stubs.DRAResourceHealthStub(channel).NodeWatchResources(
+            messages.NodeWatchResourcesRequest(), timeout=30
+        )
+        first = next(call)
+        assert {device.health for device in first.devices} == {messages.HEALTHY}
+        assert {device.device.pool_name for device in first.devices} == {NODE}
+        kubelet.sick = "it has fallen off the bus"
+        kubelet.health.poke()
+        second = next(call)
+        assert [(device.health, device.message) for device in second.devices] == [
+            (messages.UNHEALTHY, "it has fallen off the bus")
+        ] * 2
+        assert second.devices[0].health_check_timeout_seconds > 10
+        kubelet.stop()
+        assert list(call) == []
+
+
+def test_streams_that_are_given_up_make_room_for_others(kubelet: Kubelet) -> None:
+    with grpc.insecure_channel(f"unix:{kubelet.paths.dra}") as channel:
+        stub: Any = v1_grpc.DRAResourceHealthStub(channel)  # type: ignore[no-untyped-call]
+        for _ in range(12):
+            call = stub.NodeWatchResources(v1.NodeWatchResourcesRequest(), timeout=30, wait_for_ready=True)
+            assert wait_first(call, stub)
+            call.cancel()
+
+
+def wait_first(call: Any, stub: Any) -> Any:
+    """The first answer; a stream that was cancelled ends a moment later."""
+    for _ in range(100):
+        try:
+            return next(call)
+        except grpc.RpcError:
+            threading.Event().wait(0.05)
+            call = stub.NodeWatchResources(v1.NodeWatchResourcesRequest(), timeout=30)
+    raise AssertionError("no stream is free")
+
+
+def test_dead_sockets_of_a_killed_instance_are_removed_and_live_ones_kept(node: Node) -> None:
+    registry = node.root / "r"
+    registry.mkdir()
+    dead, live = registry / "gpu.aliquot.dev-dead-reg.sock", registry / "gpu.aliquot.dev-live-reg.sock"
+    other = registry / "other.driver-reg.sock"
+    sockets = {}
+    for path in (dead, live, other):
+        sockets[path] = socket.socket(socket.AF_UNIX)
+        sockets[path].bind(str(path))
+    sockets[live].listen()
+    for path in (dead, other):
+        sockets[path].close()
+    (registry / "gpu.aliquot.dev-reg.sock").touch()
+    kubelet = Kubelet(node)
+    try:
+        assert (dead.exists(), live.exists(), other.exists()) == (False, True, True)
+    finally:
+        kubelet.stop()
+        sockets[live].close()
 
 
 def test_two_instances_of_an_update_have_their_own_sockets() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from aliquot_agent import devices, slices
+from aliquot_agent import health, slices
+from aliquot_agent.devices import Device, Taint
 from aliquot_agent.errors import ApiError
+from aliquot_agent.nvml import Gpu
 from aliquot_agent.publisher import READINESS, Publisher
 from aliquot_agent.readiness import Readiness
-from tests.unit.agent.kit import NODE, make_gpu
+from tests.unit.agent.kit import NODE, build_device, make_gpu
 
 Object = dict[str, Any]
 
@@ -28,6 +30,7 @@ class FakeServer:
         self.minor = 37
         self.gate = True
         self.policy = False
+        self.keeps_taints = True
         self.writes: list[str] = []
         self.written_at_s: list[float] = []
         self.failures: list[ApiError] = []
@@ -82,13 +85,26 @@ class FakeServer:
             gone["metadata"]["resourceVersion"] = str(self._version)
             self.events.put(("DELETED", copy.deepcopy(gone)))
 
-    def slice_events(self, node: str) -> "FakeEvents":
+    def meddle(self) -> None:
+        """What another writer does."""
+        with self._lock:
+            [stored] = self.slices.values()
+            self._version += 1
+            changed = copy.deepcopy(stored)
+            changed["metadata"]["resourceVersion"] = str(self._version)
+            changed["spec"]["devices"] = changed["spec"]["devices"][:1]
+            self.slices[changed["metadata"]["name"]] = changed
+            self.events.put(("MODIFIED", copy.deepcopy(changed)))
+
+    def slice_watch(self, node: str) -> "FakeEvents":
         return FakeEvents(self)
 
     def _stored(self, body: Object) -> Object:
         stored: Object = copy.deepcopy(body)
         if self.policy:
             stored["spec"]["devices"][0]["attributes"]["uuid"] = {"string": "rewritten"}
+        for device in stored["spec"]["devices"] if not self.keeps_taints else []:
+            device.pop("taints", None)
         for device in stored["spec"]["devices"] if not self.gate else []:
             device.pop("allowMultipleAllocations")
             for capacity in device["capacity"].values():
@@ -126,12 +142,25 @@ class Scene:
         self.server = server
         self.readiness = Readiness()
         self.gpus = [make_gpu(0), make_gpu(1)]
+        self.sick: set[str] = set()
         self.publisher = Publisher(
             api=server,  # type: ignore[arg-type] # its watch has the same two methods
             node=NODE,
-            devices=lambda: [devices.build(gpu, reserve_bytes=0, shares=16, place=None) for gpu in self.gpus],
+            devices=lambda: [self.device(gpu) for gpu in self.gpus],
             readiness=self.readiness,
         )
+
+    def device(self, gpu: Gpu) -> Device:
+        device = build_device(gpu)
+        if gpu.uuid in self.sick:
+            taint: Taint = {
+                "key": health.TAINT_KEY,
+                "value": "xid-79",
+                "effect": "NoSchedule",
+                "timeAdded": "2026-01-02T03:04:05Z",
+            }
+            device["taints"] = [taint]
+        return device
 
     def published(self) -> list[int]:
         return [len(slice_["spec"]["devices"]) for slice_ in list(self.server.slices.values())]
@@ -220,7 +249,7 @@ def test_devices_published_before_the_gate_went_off_are_taken_back(scene: Scene)
     old = slices.build(
         node=NODE,
         node_uid="node-uid-1",
-        devices=[devices.build(make_gpu(0), reserve_bytes=0, shares=16, place=None)],
+        devices=[build_device(make_gpu(0))],
         generation=4,
     )
     scene.server.create_slice(old)
@@ -246,7 +275,7 @@ def test_an_outage_is_said_and_survived(scene: Scene) -> None:
 
 def test_of_several_slices_one_stays() -> None:
     server = FakeServer()
-    want = [devices.build(make_gpu(0), reserve_bytes=0, shares=16, place=None)]
+    want = [build_device(make_gpu(0))]
     for generation in (1, 2):
         server.create_slice(
             slices.build(node=NODE, node_uid="node-uid-1", devices=want, generation=generation)
@@ -274,3 +303,52 @@ def test_a_policy_that_changes_the_slice_is_not_fought_in_a_loop(
     first_s, second_s = scene.server.written_at_s
     assert second_s - first_s >= 2
     assert [each.message for each in caplog.records].count(message) == 1
+
+
+def test_a_sick_gpu_is_tainted(scene: Scene) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    scene.sick = {scene.gpus[1].uuid}
+    scene.publisher.poke()
+    wait_for(lambda: scene.server.writes == ["create", "replace"])
+    [slice_] = scene.server.slices.values()
+    well, sick = slice_["spec"]["devices"]
+    assert "taints" not in well
+    assert sick["taints"][0]["value"] == "xid-79"
+    assert slice_["spec"]["pool"]["generation"] == 2
+
+
+def test_where_the_server_drops_taints_a_sick_gpu_leaves_the_slice(scene: Scene) -> None:
+    scene.server.keeps_taints = False
+    scene.sick = {scene.gpus[0].uuid}
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [1])
+    [slice_] = scene.server.slices.values()
+    assert slice_["spec"]["devices"][0]["name"] == scene.gpus[1].uuid.lower()
+    scene.sick = set()
+    scene.publisher.poke()
+    wait_for(lambda: scene.published() == [2])
+    assert READINESS not in scene.readiness.reasons()
+
+
+def test_another_writer_is_answered_ever_more_rarely(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    for _ in range(2):
+        scene.server.meddle()
+        wait_for(lambda: scene.published() == [2])
+    before = scene.server.written_at_s[-1]
+    scene.server.meddle()
+    wait_for(lambda: scene.published() == [2])
+    assert scene.server.written_at_s[-1] - before > 3
+    assert "somebody else keeps changing our slice" in caplog.text
+
+
+def test_the_servers_note_of_a_taints_time_is_no_difference() -> None:
+    scene = Scene(FakeServer())
+    scene.sick = {scene.gpus[0].uuid}
+    devices = [scene.device(gpu) for gpu in scene.gpus]
+    stored = slices.build(node=NODE, node_uid="u", devices=copy.deepcopy(devices), generation=1)
+    stored["metadata"] |= {"name": "a", "uid": "1", "resourceVersion": "1"}
+    stored["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-02T03:04:06Z"
+    assert slices.plan([stored], node=NODE, node_uid="u", devices=devices) == slices.Plan()

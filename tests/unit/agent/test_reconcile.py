@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 import uuid
 
 from aliquot_agent import cdi, sharedir
 from aliquot_agent.claims import Claims
 from aliquot_agent.errors import ApiError
-from aliquot_agent.reconcile import Reconciler
 from aliquot_api.config import API_VERSION, KIND
 from aliquot_api.names import DRIVER
 from tests.unit.agent.kit import Node, make_claim, result
@@ -12,7 +12,7 @@ from tests.unit.agent.tenant import Tenant
 
 
 def reconcile(node: Node, claims: Claims) -> None:
-    Reconciler(claims=claims, claims_dir=node.claims_dir, cdi_dir=node.cdi_dir).reconcile()
+    node.reconcile(claims)
 
 
 def test_a_lost_cdi_spec_is_put_back(node: Node) -> None:
@@ -165,3 +165,46 @@ def test_a_claim_that_lost_its_allocation_is_gone(node: Node) -> None:
     del claim["status"]["allocation"]
     reconcile(node, claims)
     assert node.leftovers() == []
+
+
+def test_libraries_that_nobody_uses_go_after_a_while(node: Node) -> None:
+    claims = node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi")))
+    claims.prepare(ref)
+    [used] = [claim.library for claim in claims.prepared()]
+    folders = node.root / "state" / "lib"
+    node.library.write_bytes(b"\x7fELF next version")
+    node.claims().prepare(node.server.add(make_claim(result(node.gpus.gpus[0], memory="1Gi"), name="next")))
+    for name, age_s in (("old", 7200), ("young", 60)):
+        (folders / name).mkdir()
+        os.utime(folders / name, (1e9, os.stat(folders).st_mtime - age_s))
+    os.utime(used, (1e9, 1e9))
+    reconcile(node, claims)
+    assert not (folders / "old").exists()
+    assert (folders / "young").exists()
+    assert os.path.isdir(used)
+    claims.unprepare(ref.uid)
+    os.utime(used, (1e9, 1e9))
+    reconcile(node, claims)
+    assert not os.path.exists(used)
+
+
+def test_a_checkpoint_that_was_set_aside_goes_with_its_claim(node: Node) -> None:
+    claims = node.claims()
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims.prepare(ref)
+    path = node.checkpoint_dir / f"{ref.uid}.json"
+    path.write_text("{")
+    assert claims.prepared() == ()
+    tenant = Tenant(next(node.claims_dir.rglob("quota")).parent)
+    reconcile(node, claims)
+    assert next(node.claims_dir.rglob("quota"))  # its pod may run
+    tenant.die()
+    reconcile(node, claims)
+    assert node.leftovers() == []
+
+
+def test_a_read_only_disk_is_survived(node: Node) -> None:
+    claims = node.claims()
+    node.claims_dir.rename(node.root / "away")
+    reconcile(node, claims)

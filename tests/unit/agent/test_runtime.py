@@ -22,16 +22,14 @@ from pathlib import Path
 from aliquot_agent import kube, settings
 from aliquot_agent.runtime import Agent
 
-class Broken(Agent):
-    def begin(self):
-        self._metrics.start()
-        self._servers.stop = lambda: 1 / 0
-        self._publisher.stop = self._reconciler.stop = self._reporter.stop = lambda: None
-        self._watcher.stop = lambda: None
+class Broken:
+    def start(self): pass
+    def stop(self): 1 / 0
 
 chosen = settings.load(sys.argv[1:], {})
-agent = Broken(settings=chosen, kube=kube.connect(chosen.kubeconfig))
-agent.begin()
+agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
+agent._always = (*agent._always[:-1], Broken())  # behind the servers, before the leader
+agent.start()
 agent.stop()
 print(agent.failed)
 """

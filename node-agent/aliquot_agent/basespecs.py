@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vendor toolkit's CDI specs: under which name they give access to a GPU, and whether they really do.
+
+Looked up anew for each Prepare, read again only where a file changed. Device nodes are looked for on the
+host: on a fresh node a spec may be there before them.
+"""
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from aliquot_agent import documents
+from aliquot_agent.cdi import FILE_PREFIX
+from aliquot_agent.errors import Refused
+
+logger = logging.getLogger(__name__)
+
+_GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
+
+Nodes = Mapping[str, frozenset[str]]
+"""Device nodes that a container gets, by CDI device."""
+
+
+class BaseSpecs:
+    """The vendor toolkit's specs, read again when a file changes."""
+
+    def __init__(self, *, directories: tuple[Path, ...], kind: str, host_root: Path = Path("/")) -> None:
+        self._directories = directories
+        self._kind = kind
+        self._host_root = host_root
+        self._cache: dict[Path, tuple[tuple[int, int, int], Nodes]] = {}
+
+    def find(self, *, gpu_uuid: str, index: int, minor: int) -> str:
+        """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it.
+
+        NVML may count otherwise now than when the spec was written: an index counts only with the GPU's
+        own device node.
+        """
+        nodes: dict[str, frozenset[str]] = {}
+        for path in self._paths():
+            nodes |= self._nodes(path)
+        if gpu_uuid in nodes:
+            self._verify(f"{self._kind}={gpu_uuid}", nodes[gpu_uuid])
+            return f"{self._kind}={gpu_uuid}"
+        where, want = ", ".join(map(str, self._directories)), f"/dev/nvidia{minor}"
+        found = nodes.get(str(index))
+        if found is None:
+            raise Refused(
+                f"no CDI spec gives access to {gpu_uuid}: nothing usable in {where}; "
+                "is the vendor's container toolkit set up (nvidia-ctk cdi generate)?"
+            )
+        if {node for node in found if _GPU_NODE.fullmatch(node)} != {want}:
+            raise Refused(
+                f"CDI device {self._kind}={index} in {where} gives {sorted(found)}, but GPU {index} is "
+                f"{gpu_uuid} at {want}: make the spec anew "
+                "(nvidia-ctk cdi generate --device-name-strategy=uuid)"
+            )
+        self._verify(f"{self._kind}={index}", found)
+        return f"{self._kind}={index}"
+
+    def _verify(self, name: str, nodes: frozenset[str]) -> None:
+        """Raises Refused where a device node is not there: the container would start without its GPU."""
+        for node in sorted(nodes):
+            try:
+                mode = (self._host_root / node.lstrip("/")).stat().st_mode
+            except OSError as error:
+                raise Refused(
+                    f"CDI device {name} names {node}, which is not on this node ({error.strerror}): "
+                    "is the driver loaded (nvidia-modprobe -u -c=0)?"
+                ) from error
+            if not stat.S_ISCHR(mode):
+                raise Refused(f"CDI device {name} names {node}, which is no device node on this node")
+
+    def _paths(self) -> Iterator[Path]:
+        for directory in self._directories:
+            with suppress(FileNotFoundError):
+                for name in os.listdir(directory):
+                    if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(FILE_PREFIX):
+                        yield directory / name
+
+    def _nodes(self, path: Path) -> Nodes:
+        try:
+            status = path.stat()
+            signature = (status.st_ino, status.st_mtime_ns, status.st_size)
+            cached = self._cache.get(path)
+            if cached is not None and cached[0] == signature:
+                return cached[1]
+            document = documents.load(path.read_text(), is_json=path.suffix == ".json")
+        except (OSError, ValueError) as error:
+            logger.warning("CDI spec cannot be read", extra={"file": str(path), "error": str(error)})
+            return {}
+        nodes = _usable_devices(document, kind=self._kind)
+        self._cache[path] = (signature, nodes)
+        return nodes
+
+
+def _usable_devices(document: object, *, kind: str) -> Nodes:
+    """Devices of `kind` that change a container at all: a replaced toolkit leaves empty edits."""
+    if not isinstance(document, Mapping) or document.get("kind") != kind:
+        return {}
+    usable: dict[str, frozenset[str]] = {}
+    for device in _mappings(document.get("devices")):
+        edits = device.get("containerEdits")
+        if isinstance(edits, Mapping) and edits and "name" in device:
+            usable[str(device["name"])] = frozenset(_nodes(edits)) | frozenset(
+                _nodes(document.get("containerEdits"))
+            )
+    return usable
+
+
+def _nodes(edits: object) -> Iterator[str]:
+    """Paths of device nodes on the host."""
+    if isinstance(edits, Mapping):
+        for node in _mappings(edits.get("deviceNodes")):
+            yield str(node.get("hostPath") or node.get("path"))
+
+
+def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, Mapping))
