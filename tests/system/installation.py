@@ -153,7 +153,8 @@ class Installation:
 
     def _is_ready(self) -> bool:
         pods = self.bed.list("pods", NAMESPACE)
-        wanted = 4 + 2 * len(self.bed.nodes)  # two webhooks, two controllers; agent and simulator on each node
+        # Two webhooks and two controllers; agent and simulator on each node.
+        wanted = 4 + 2 * len(self.bed.nodes)
         ready = [pod for pod in pods if _is_true(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]]
         return len(ready) == len(pods) >= wanted and all(self.devices(node) for node in self.bed.nodes)
 

@@ -53,7 +53,7 @@ def namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
 
 
 @pytest.fixture
-def plain_namespace(cluster: Cluster) -> Iterator[str]:
+def plain_namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
     """A namespace without the label."""
     name = f"plain-{os.getpid()}-{next(_NUMBERS)}"
     _create_namespace(cluster, name, {})

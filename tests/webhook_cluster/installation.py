@@ -175,8 +175,25 @@ class Installation:
     def _answers(self) -> bool:
         if not all(self.is_ready(name) for name in self.listed):
             return False
+        if not self._is_called():
+            return False
         secret = self.cluster.get("secrets", "aliquot-webhook-tls", NAMESPACE)
         return all(secret["data"]["ca.crt"] in bundle for bundle in self.bundles())
+
+    def _is_called(self) -> bool:
+        """Whether the API server finds its way to us (endpoints reach it late)."""
+        devices = {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.aliquot.dev"}}]}
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "probe", "namespace": NAMESPACE},
+            "spec": {"devices": devices},
+        }
+        try:
+            self.cluster.api.create(claim, dry_run=True)
+        except ApiError as error:
+            return "failed calling webhook" not in error.message
+        return True
 
     def bundles(self) -> list[str]:
         """`caBundle` of every webhook."""
