@@ -19,7 +19,9 @@ BUILD: Final = ROOT / "build"
 SHIM: Final = Path(os.environ.get("ALIQUOT_TEST_SHIM", BUILD / "shim" / "libaliquot.so"))
 SANITIZER: Final = tuple(os.environ.get("ALIQUOT_TEST_SANITIZER", "").split())
 """The sanitizer's own library, before all others: shim.tests.sanitized sets both, and its options."""
-_SANITIZER_OPTIONS: Final = {name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")}
+_SANITIZER_OPTIONS: Final = {
+    name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")
+}
 SIM: Final = BUILD / "sim"
 PYTHON: Final = sys.executable
 MIB: Final = 1 << 20
