@@ -30,7 +30,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench fuzz-shim
+.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench fuzz-shim test-shim-sanitized
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -64,6 +64,9 @@ lint: setup ## Formatters, linters, types, import rules, licence headers
 analyze:
 	@$(MAKE) -s -C shim analyze BUILD=$(BUILD)/shim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
 	@$(MAKE) -s -C shim/sim analyze BUILD=$(BUILD)/sim CUDA_INCLUDE=$(CUDA_HEADERS) NVML_INCLUDE=$(CUDA_HEADERS)
+
+test-shim-sanitized: setup sim ## The shim's tests with address, undefined-behaviour and thread sanitizers
+	@$(STEP) "shim tests under sanitizers" $(PYTHON) -m shim.tests.sanitized
 
 fuzz-shim: setup ## Fuzz what the shim reads, FUZZ_S seconds for each target (needs clang)
 	@$(STEP) "fuzz the shim" $(MAKE) -s -C shim fuzz BUILD=$(BUILD)/shim FUZZ_S=$(or $(FUZZ_S),600)

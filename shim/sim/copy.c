@@ -1,170 +1,190 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies and fills, done when the call returns. What lies in device memory is
- * kept for the first 64 MiB that a process touches (space.h); beyond that,
- * ranges are checked, writes are dropped and reads give zeros.
+ * Copies and fills of one row.
  */
-#include <string.h>
+#include "copy.h"
 
-#include "managed.h"
+static const struct copy_order at_once = {0};
+static const struct copy_order at_once_ptds = {.per_thread = true};
 
-enum place { HOST, DEVICE, EITHER };
-
-/* The bytes behind an address; NULL for device memory that has none. False: not a range of that kind. */
-static bool resolve(uintptr_t address, size_t size, enum place place, char **bytes) {
-  struct memory_range range;
-  *bytes = (char *)address;
-  if (place == HOST) {
-    return address;
-  }
-  if (!memory_locate(address, &range)) {
-    return place != DEVICE && address && !space_find(address); /* what is not the driver's is the host's */
-  }
-  space_back_part(range.base, range.size, range.host, range.backing);
-  if (*range.backing != SPACE_BACKED) {
-    *bytes = NULL;
-  }
-  return size <= range.size - (address - range.base);
+static struct copy_order in(CUstream stream) {
+  return (struct copy_order){.asynchronous = true, .stream = stream};
+}
+static struct copy_order in_ptsz(CUstream stream) {
+  return (struct copy_order){.asynchronous = true, .per_thread = true, .stream = stream};
 }
 
-static CUresult enter_context(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
+static CUresult row(CUmemorytype to_type, uintptr_t to, CUmemorytype from_type, uintptr_t from, size_t size,
+                    struct copy_order order) {
+  CUDA_MEMCPY3D copy = {.srcMemoryType = from_type,
+                        .srcHost = (const void *)from,
+                        .srcDevice = from,
+                        .dstMemoryType = to_type,
+                        .dstHost = (void *)to,
+                        .dstDevice = to,
+                        .WidthInBytes = size,
+                        .Height = 1,
+                        .Depth = 1};
+  return copy_call(&copy, order);
 }
 
-/* Who writes to managed memory by the driver brings it to the GPU. */
-static void touch(CUcontext context, uintptr_t address, size_t size) {
-  struct managed *managed = managed_around(address, size);
-  if (managed) {
-    managed_touch(managed, address, size, context->gpu);
-  }
+static CUresult to_device(uintptr_t to, const void *from, size_t size, struct copy_order order) {
+  return row(CU_MEMORYTYPE_DEVICE, to, CU_MEMORYTYPE_HOST, (uintptr_t)from, size, order);
 }
-
-static CUresult copy(uintptr_t to, enum place to_place, uintptr_t from, enum place from_place, size_t size) {
-  CUcontext context;
-  CUresult result = enter_context(&context);
-  char *target;
-  char *source;
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (size == 0) {
-    return driver_leave(CUDA_SUCCESS);
-  }
-  if (!resolve(to, size, to_place, &target) || !resolve(from, size, from_place, &source)) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  if (to_place != HOST) {
-    touch(context, to, size);
-  }
-  if (target && source) {
-    memmove(target, source, size);
-  } else if (target) {
-    memset(target, 0, size);
-  }
-  return driver_leave(CUDA_SUCCESS);
+static CUresult to_host(void *to, uintptr_t from, size_t size, struct copy_order order) {
+  return row(CU_MEMORYTYPE_HOST, (uintptr_t)to, CU_MEMORYTYPE_DEVICE, from, size, order);
 }
-
-static CUresult to_device(uintptr_t to, const void *from, size_t size) {
-  return copy(to, DEVICE, (uintptr_t)from, HOST, size);
+static CUresult within_device(uintptr_t to, uintptr_t from, size_t size, struct copy_order order) {
+  return row(CU_MEMORYTYPE_DEVICE, to, CU_MEMORYTYPE_DEVICE, from, size, order);
 }
-
-static CUresult to_host(void *to, uintptr_t from, size_t size) {
-  return copy((uintptr_t)to, HOST, from, DEVICE, size);
-}
-
-static CUresult within_device(uintptr_t to, uintptr_t from, size_t size) {
-  return copy(to, DEVICE, from, DEVICE, size);
-}
-
-static CUresult anywhere(uintptr_t to, uintptr_t from, size_t size) {
-  return copy(to, EITHER, from, EITHER, size);
-}
-
-static CUresult fill(uintptr_t to, const void *pattern, size_t width, size_t count) {
-  CUcontext context;
-  CUresult result = enter_context(&context);
-  char *bytes = NULL;
-  size_t size;
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (__builtin_mul_overflow(width, count, &size) || to % width != 0 ||
-      (size > 0 && !resolve(to, size, DEVICE, &bytes))) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  if (size > 0) {
-    touch(context, to, size);
-  }
-  for (size_t i = 0; bytes && i < count; i++) {
-    memcpy(bytes + i * width, pattern, width);
-  }
-  return driver_leave(CUDA_SUCCESS);
+static CUresult anywhere(uintptr_t to, uintptr_t from, size_t size, struct copy_order order) {
+  return row(CU_MEMORYTYPE_UNIFIED, to, CU_MEMORYTYPE_UNIFIED, from, size, order);
 }
 
 /* Every entry point comes for the legacy stream, for the thread's own, and asynchronous for both. */
 #define COPIES(NAME, TARGET, SOURCE, DO)                                                                     \
   CUresult NAME##_v2(TARGET to, SOURCE from, size_t size) {                                                  \
-    return DO;                                                                                               \
+    return DO(to, from, size, at_once);                                                                      \
   }                                                                                                          \
   CUresult NAME##_v2_ptds(TARGET to, SOURCE from, size_t size) {                                             \
-    return DO;                                                                                               \
+    return DO(to, from, size, at_once_ptds);                                                                 \
   }                                                                                                          \
   CUresult NAME##Async_v2(TARGET to, SOURCE from, size_t size, CUstream stream) {                            \
-    return (void)stream, DO;                                                                                 \
+    return DO(to, from, size, in(stream));                                                                   \
   }                                                                                                          \
   CUresult NAME##Async_v2_ptsz(TARGET to, SOURCE from, size_t size, CUstream stream) {                       \
-    return (void)stream, DO;                                                                                 \
+    return DO(to, from, size, in_ptsz(stream));                                                              \
   }
 
-COPIES(cuMemcpyHtoD, CUdeviceptr, const void *, to_device(to, from, size))
-COPIES(cuMemcpyDtoH, void *, CUdeviceptr, to_host(to, from, size))
-COPIES(cuMemcpyDtoD, CUdeviceptr, CUdeviceptr, within_device(to, from, size))
+COPIES(cuMemcpyHtoD, CUdeviceptr, const void *, to_device)
+COPIES(cuMemcpyDtoH, void *, CUdeviceptr, to_host)
+COPIES(cuMemcpyDtoD, CUdeviceptr, CUdeviceptr, within_device)
 
 CUresult cuMemcpyHtoD(CUdeviceptr_v1 to, const void *from, unsigned int size) {
-  return to_device(to, from, size);
+  return to_device(to, from, size, at_once);
 }
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr_v1 from, unsigned int size) {
-  return to_host(to, from, size);
+  return to_host(to, from, size, at_once);
 }
 CUresult cuMemcpyDtoD(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int size) {
-  return within_device(to, from, size);
+  return within_device(to, from, size, at_once);
 }
 
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) {
-  return anywhere(to, from, size);
+  return anywhere(to, from, size, at_once);
 }
 CUresult cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t size) {
-  return anywhere(to, from, size);
+  return anywhere(to, from, size, at_once_ptds);
 }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-  return (void)stream, anywhere(to, from, size);
+  return anywhere(to, from, size, in(stream));
 }
 CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-  return (void)stream, anywhere(to, from, size);
+  return anywhere(to, from, size, in_ptsz(stream));
 }
 
-#define FILLS(NAME, VALUE)                                                                                   \
-  CUresult NAME##_v2(CUdeviceptr to, VALUE value, size_t count) {                                            \
-    return fill(to, &value, sizeof value, count);                                                            \
+static CUresult fill(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
+                     size_t height, struct copy_order order) {
+  CUDA_MEMSET_NODE_PARAMS params = {
+      .dst = to, .pitch = pitch, .value = value, .elementSize = element, .width = width, .height = height};
+  return fill_call(&params, order);
+}
+
+#define FILLS(BITS, VALUE)                                                                                   \
+  CUresult cuMemsetD##BITS##_v2(CUdeviceptr to, VALUE value, size_t count) {                                 \
+    return fill(to, 0, value, sizeof value, count, 1, at_once);                                              \
   }                                                                                                          \
-  CUresult NAME##_v2_ptds(CUdeviceptr to, VALUE value, size_t count) {                                       \
-    return fill(to, &value, sizeof value, count);                                                            \
+  CUresult cuMemsetD##BITS##_v2_ptds(CUdeviceptr to, VALUE value, size_t count) {                            \
+    return fill(to, 0, value, sizeof value, count, 1, at_once_ptds);                                         \
   }                                                                                                          \
-  CUresult NAME##Async(CUdeviceptr to, VALUE value, size_t count, CUstream stream) {                         \
-    return (void)stream, fill(to, &value, sizeof value, count);                                              \
+  CUresult cuMemsetD##BITS##Async(CUdeviceptr to, VALUE value, size_t count, CUstream stream) {              \
+    return fill(to, 0, value, sizeof value, count, 1, in(stream));                                           \
   }                                                                                                          \
-  CUresult NAME##Async_ptsz(CUdeviceptr to, VALUE value, size_t count, CUstream stream) {                    \
-    return (void)stream, fill(to, &value, sizeof value, count);                                              \
+  CUresult cuMemsetD##BITS##Async_ptsz(CUdeviceptr to, VALUE value, size_t count, CUstream stream) {         \
+    return fill(to, 0, value, sizeof value, count, 1, in_ptsz(stream));                                      \
   }                                                                                                          \
-  CUresult NAME(CUdeviceptr_v1 to, VALUE value, unsigned int count) {                                        \
-    return fill(to, &value, sizeof value, count);                                                            \
+  CUresult cuMemsetD##BITS(CUdeviceptr_v1 to, VALUE value, unsigned int count) {                             \
+    return fill(to, 0, value, sizeof value, count, 1, at_once);                                              \
+  }                                                                                                          \
+  CUresult cuMemsetD2D##BITS##_v2(CUdeviceptr to, size_t pitch, VALUE value, size_t width, size_t height) {  \
+    return fill(to, pitch, value, sizeof value, width, height, at_once);                                     \
+  }                                                                                                          \
+  CUresult cuMemsetD2D##BITS##_v2_ptds(CUdeviceptr to, size_t pitch, VALUE value, size_t width,              \
+                                       size_t height) {                                                      \
+    return fill(to, pitch, value, sizeof value, width, height, at_once_ptds);                                \
+  }                                                                                                          \
+  CUresult cuMemsetD2D##BITS##Async(CUdeviceptr to, size_t pitch, VALUE value, size_t width, size_t height,  \
+                                    CUstream stream) {                                                       \
+    return fill(to, pitch, value, sizeof value, width, height, in(stream));                                  \
+  }                                                                                                          \
+  CUresult cuMemsetD2D##BITS##Async_ptsz(CUdeviceptr to, size_t pitch, VALUE value, size_t width,            \
+                                         size_t height, CUstream stream) {                                   \
+    return fill(to, pitch, value, sizeof value, width, height, in_ptsz(stream));                             \
   }
 
-FILLS(cuMemsetD8, unsigned char)
-FILLS(cuMemsetD16, unsigned short)
-FILLS(cuMemsetD32, unsigned int)
+FILLS(8, unsigned char)
+FILLS(16, unsigned short)
+FILLS(32, unsigned int)
+
+/* --- rows of rows --- */
+
+/* A copy of two dimensions is one of three that is one layer deep. */
+static CUresult flat(const CUDA_MEMCPY2D *given, struct copy_order order) {
+  if (!given) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUDA_MEMCPY3D copy = {.srcXInBytes = given->srcXInBytes,
+                        .srcY = given->srcY,
+                        .srcMemoryType = given->srcMemoryType,
+                        .srcHost = given->srcHost,
+                        .srcDevice = given->srcDevice,
+                        .srcArray = given->srcArray,
+                        .srcPitch = given->srcPitch,
+                        .dstXInBytes = given->dstXInBytes,
+                        .dstY = given->dstY,
+                        .dstMemoryType = given->dstMemoryType,
+                        .dstHost = given->dstHost,
+                        .dstDevice = given->dstDevice,
+                        .dstArray = given->dstArray,
+                        .dstPitch = given->dstPitch,
+                        .WidthInBytes = given->WidthInBytes,
+                        .Height = given->Height,
+                        .Depth = 1};
+  return copy_call(&copy, order);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *pCopy) {
+  return flat(pCopy, at_once);
+}
+CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D *pCopy) {
+  return flat(pCopy, at_once_ptds);
+}
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *pCopy) {
+  return flat(pCopy, at_once);
+}
+CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *pCopy) {
+  return flat(pCopy, at_once_ptds);
+}
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *pCopy, CUstream hStream) {
+  return flat(pCopy, in(hStream));
+}
+CUresult cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *pCopy, CUstream hStream) {
+  return flat(pCopy, in_ptsz(hStream));
+}
+
+static CUresult deep(const CUDA_MEMCPY3D *copy, struct copy_order order) {
+  return copy ? copy_call(copy, order) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *pCopy) {
+  return deep(pCopy, at_once);
+}
+CUresult cuMemcpy3D_v2_ptds(const CUDA_MEMCPY3D *pCopy) {
+  return deep(pCopy, at_once_ptds);
+}
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *pCopy, CUstream hStream) {
+  return deep(pCopy, in(hStream));
+}
+CUresult cuMemcpy3DAsync_v2_ptsz(const CUDA_MEMCPY3D *pCopy, CUstream hStream) {
+  return deep(pCopy, in_ptsz(hStream));
+}

@@ -122,9 +122,9 @@ static CUresult take_memory(CUgraphExec exec) {
     if (item->work.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
       result = graph_memory_free(item->work.freed);
     } else if (item->work.type == CU_GRAPH_NODE_TYPE_MEMCPY) {
-      result = copy_node ? copy_node(&item->work.copy) : CUDA_SUCCESS;
+      result = copy_node(&item->work.copy);
     } else if (item->work.type == CU_GRAPH_NODE_TYPE_MEMSET) {
-      result = fill_node ? fill_node(&item->work.fill) : CUDA_SUCCESS;
+      result = fill_node(&item->work.fill);
     }
   }
   return result;

@@ -5,6 +5,7 @@
 #include "memory.h"
 
 #include "array.h"
+#include "capture.h"
 #include "graph_memory.h"
 #include "import.h"
 #include "managed.h"
@@ -14,6 +15,37 @@
 
 #define GRAIN 512ULL /* small allocations are packed at this step */
 #define PITCH 512ULL
+
+CUresult memory_enter(CUcontext *context) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  result = context_current(context);
+  if (result == CUDA_SUCCESS && capture_forbids_unsafe()) {
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return result == CUDA_SUCCESS ? result : driver_leave(result);
+}
+
+CUresult memory_enter_stream(CUstream handle, bool per_thread, CUcontext *context, bool *captured) {
+  CUstream stream;
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  result = stream_find(handle, per_thread, &stream);
+  if (result != CUDA_SUCCESS) {
+    return driver_leave(result);
+  }
+  if (stream_blocked_by_capture(stream)) {
+    capture_spoil_implicit(stream);
+    return driver_leave(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  }
+  *captured = capture_of(stream) != NULL;
+  *context = stream->context;
+  return CUDA_SUCCESS;
+}
 
 struct books_delta memory_allocation(size_t size) {
   if (size >= SIM_PAGE) {
@@ -44,12 +76,7 @@ bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
          (reclaim(shared_about(&driver.books, shared)->gpu) && shared_set(&driver.books, shared, bytes));
 }
 
-static CUresult allocate(size_t size, bool low, struct space_block **taken) {
-  CUcontext context;
-  CUresult result = context_current(&context);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
+static CUresult allocate(CUcontext context, size_t size, bool low, struct space_block **taken) {
   if (size > profile_capacity(driver_gpu((CUdevice)context->device)->profile)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -77,7 +104,8 @@ static void release(struct space_block *block) {
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
-  CUresult result = driver_enter();
+  CUcontext context;
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -85,7 +113,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
   struct space_block *block;
-  result = allocate(bytesize, false, &block);
+  result = allocate(context, bytesize, false, &block);
   if (result == CUDA_SUCCESS) {
     *dptr = block->address;
   }
@@ -93,7 +121,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
 }
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize) {
-  CUresult result = driver_enter();
+  CUcontext context;
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -101,15 +130,15 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
   struct space_block *block;
-  result = allocate(bytesize, true, &block);
+  result = allocate(context, bytesize, true, &block);
   if (result == CUDA_SUCCESS) {
     *dptr = (CUdeviceptr_v1)block->address;
   }
   return driver_leave(result);
 }
 
-static CUresult allocate_pitch(size_t width, size_t height, unsigned element, bool low, size_t *pitch,
-                               struct space_block **block) {
+static CUresult allocate_pitch(CUcontext context, size_t width, size_t height, unsigned element, bool low,
+                               size_t *pitch, struct space_block **block) {
   bool valid_element = element == 4 || element == 8 || element == 16;
   size_t rounded = (width + PITCH - 1) / PITCH * PITCH;
   size_t size;
@@ -117,7 +146,7 @@ static CUresult allocate_pitch(size_t width, size_t height, unsigned element, bo
       __builtin_mul_overflow(rounded, height, &size)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  CUresult result = allocate(size, low, block);
+  CUresult result = allocate(context, size, low, block);
   if (result == CUDA_SUCCESS) {
     *pitch = rounded;
   }
@@ -126,7 +155,8 @@ static CUresult allocate_pitch(size_t width, size_t height, unsigned element, bo
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
                             unsigned int ElementSizeBytes) {
-  CUresult result = driver_enter();
+  CUcontext context;
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -135,7 +165,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInByt
   }
   struct space_block *block;
   size_t pitch;
-  result = allocate_pitch(WidthInBytes, Height, ElementSizeBytes, false, &pitch, &block);
+  result = allocate_pitch(context, WidthInBytes, Height, ElementSizeBytes, false, &pitch, &block);
   if (result == CUDA_SUCCESS) {
     *dptr = block->address;
     *pPitch = pitch;
@@ -145,7 +175,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInByt
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
                          unsigned int Height, unsigned int ElementSizeBytes) {
-  CUresult result = driver_enter();
+  CUcontext context;
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -154,7 +185,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned in
   }
   struct space_block *block;
   size_t pitch;
-  result = allocate_pitch(WidthInBytes, Height, ElementSizeBytes, true, &pitch, &block);
+  result = allocate_pitch(context, WidthInBytes, Height, ElementSizeBytes, true, &pitch, &block);
   if (result == CUDA_SUCCESS) {
     *dptr = (CUdeviceptr_v1)block->address;
     *pPitch = (unsigned)pitch;
@@ -181,13 +212,9 @@ static CUresult allocate_managed(CUcontext context, size_t size, CUdeviceptr *ad
 
 CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
   CUcontext context;
-  CUresult result = driver_enter();
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
-  }
-  result = context_current(&context);
-  if (result != CUDA_SUCCESS) {
-    return driver_leave(result);
   }
   if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
@@ -229,13 +256,9 @@ CUresult memory_free(uintptr_t address) {
 }
 
 static CUresult give_back(uintptr_t address) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
   CUcontext context;
-  result = context_current(&context);
-  return driver_leave(result == CUDA_SUCCESS ? memory_free(address) : result);
+  CUresult result = memory_enter(&context);
+  return result == CUDA_SUCCESS ? driver_leave(memory_free(address)) : result;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {

@@ -33,6 +33,14 @@ static inline uint64_t memory_round(uint64_t bytes, uint64_t step) {
 /* cuMemFree and cuMemFreeAsync of whatever was allocated at the address. INVALID_VALUE: nothing was. */
 CUresult memory_free(uintptr_t address);
 
+/* Lock the driver for a call that needs a current context and is not ordered in a stream: a capture may
+ * forbid it (STREAM_CAPTURE_UNSUPPORTED). */
+CUresult memory_enter(CUcontext *context);
+
+/* Lock the driver for memory work in a stream. *captured: the stream is being captured, the work becomes a
+ * node. */
+CUresult memory_enter_stream(CUstream stream, bool per_thread, CUcontext *context, bool *captured);
+
 /* What lies around an address: allocation, pool segment, mapping or import. */
 struct memory_range {
   uintptr_t base;

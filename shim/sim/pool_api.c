@@ -5,61 +5,70 @@
  */
 #include <string.h>
 
+#include "graph.h"
 #include "pool.h"
-#include "stream.h"
+
+/* In a capture, the pool only says what the node's memory is to be like. */
+static CUresult allocate(CUdeviceptr *dptr, size_t size, CUmemoryPool pool, CUstream stream, bool per_thread,
+                         bool captured) {
+  if (!dptr || size == 0 || !pool_is(pool) || pool->imported) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return captured ? capture_alloc(stream, per_thread, &pool->props, size, dptr)
+                  : pool_allocate(pool, size, dptr);
+}
 
 /* The device is the stream's, not that of the current context. */
-static CUresult allocate(CUdeviceptr *dptr, size_t size, CUmemoryPool pool, bool current, CUstream stream) {
+static CUresult from_current(CUdeviceptr *dptr, size_t size, CUstream stream, bool per_thread) {
   CUcontext context;
-  CUresult result = driver_enter();
+  bool captured;
+  CUresult result = memory_enter_stream(stream, per_thread, &context, &captured);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  result = stream_owner(stream, &context);
-  if (result != CUDA_SUCCESS) {
-    return driver_leave(result);
-  }
-  if (current) {
-    pool = pool_current((CUdevice)context->device);
-    if (!pool) {
-      return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-  }
-  if (!dptr || size == 0 || !pool_is(pool) || pool->imported) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  return driver_leave(pool_allocate(pool, size, dptr));
+  CUmemoryPool pool = pool_current((CUdevice)context->device);
+  return driver_leave(pool ? allocate(dptr, size, pool, stream, per_thread, captured)
+                           : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+static CUresult from_pool(CUdeviceptr *dptr, size_t size, CUmemoryPool pool, CUstream stream,
+                          bool per_thread) {
+  CUcontext context;
+  bool captured;
+  CUresult result = memory_enter_stream(stream, per_thread, &context, &captured);
+  return result == CUDA_SUCCESS ? driver_leave(allocate(dptr, size, pool, stream, per_thread, captured))
+                                : result;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream) {
-  return allocate(dptr, bytesize, NULL, true, hStream);
+  return from_current(dptr, bytesize, hStream, false);
 }
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUstream hStream) {
-  return allocate(dptr, bytesize, NULL, true, hStream);
+  return from_current(dptr, bytesize, hStream, true);
 }
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
-  return allocate(dptr, bytesize, pool, false, hStream);
+  return from_pool(dptr, bytesize, pool, hStream, false);
 }
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool,
                                       CUstream hStream) {
-  return allocate(dptr, bytesize, pool, false, hStream);
+  return from_pool(dptr, bytesize, pool, hStream, true);
 }
 
-static CUresult give(CUdeviceptr dptr, CUstream stream) {
+static CUresult give(CUdeviceptr dptr, CUstream stream, bool per_thread) {
   CUcontext context;
-  CUresult result = driver_enter();
+  bool captured;
+  CUresult result = memory_enter_stream(stream, per_thread, &context, &captured);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  result = stream_owner(stream, &context);
-  return driver_leave(result == CUDA_SUCCESS ? memory_free(dptr) : result);
+  return driver_leave(captured ? capture_free(stream, per_thread, dptr) : memory_free(dptr));
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
-  return give(dptr, hStream);
+  return give(dptr, hStream, false);
 }
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) {
-  return give(dptr, hStream);
+  return give(dptr, hStream, true);
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps) {

@@ -7,7 +7,7 @@
 #include "libc_real.h"
 
 #include <gnu/libc-version.h>
-#include <stdlib.h>
+#include <stdbool.h>
 
 #if defined(__x86_64__)
 #define OLD_VERSION         "GLIBC_2.2.5"
@@ -18,15 +18,24 @@
 #endif
 
 enum { DLSYM, DLOPEN, DLMOPEN };
+enum { FIRST_MINOR_IN_LIBC = 34 };
 
 static void *found[3];
+
+/* No atoi: see lookup.c. */
+static int minor_of(const char *digits) {
+  int minor = 0;
+  for (; *digits >= '0' && *digits <= '9' && minor < FIRST_MINOR_IN_LIBC; digits++)
+    minor = minor * 10 + (*digits - '0');
+  return minor;
+}
 
 /* A look-up that fails allocates (dlerror), so the likely version comes first. */
 static void *next(const char *name, const char *old_version) {
   const char *version = gnu_get_libc_version();
-  int minor = version[0] == '2' && version[1] == '.' ? atoi(version + 2) : 34;
-  const char *first = minor >= 34 ? "GLIBC_2.34" : old_version;
-  const char *second = minor >= 34 ? old_version : "GLIBC_2.34";
+  bool old = version[0] == '2' && version[1] == '.' && minor_of(version + 2) < FIRST_MINOR_IN_LIBC;
+  const char *first = old ? old_version : "GLIBC_2.34";
+  const char *second = old ? "GLIBC_2.34" : old_version;
   void *address = dlvsym(RTLD_NEXT, name, first);
   return address ? address : dlvsym(RTLD_NEXT, name, second);
 }

@@ -30,9 +30,17 @@ static bool is_driver_name(const char *file) {
   return false;
 }
 
+/* Without libc: another preload that is being set up may ask for its functions before it can stand
+ * in for them. */
+static bool concerns_a_driver(const char *name) {
+  if (name[0] == 'c')
+    return name[1] == 'u';
+  return name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l';
+}
+
 struct aq_way aq_dlsym_enter(void *handle, const char *name) {
   struct aq_way way = {(const void *)aq_real_dlsym(), NULL};
-  if (!name || (strncmp(name, "cu", 2) != 0 && strncmp(name, "nvml", 4) != 0))
+  if (!name || !concerns_a_driver(name))
     return way;
   aq_driver_scan();
   way.answer = aq_hook_of_unwritable(handle, name);

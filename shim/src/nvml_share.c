@@ -55,17 +55,16 @@ static struct aq_share *ask(nvmlDevice_t device) {
 }
 
 static struct aq_share *find(nvmlDevice_t device) {
-  size_t count = __atomic_load_n(&known_count, __ATOMIC_RELAXED);
+  size_t count = __atomic_load_n(&known_count, __ATOMIC_ACQUIRE);
   for (size_t i = 0; i < count; i++)
-    if (__atomic_load_n(&known[i].device, __ATOMIC_RELAXED) == device)
-      return __atomic_load_n(&known[i].share, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&known[i].device, __ATOMIC_ACQUIRE) == device)
+      return __atomic_load_n(&known[i].share, __ATOMIC_ACQUIRE);
   return NULL;
 }
 
-/* Under the lock, around each change. */
+/* Under the lock, around each change; what changes is stored with release, and so seen after it. */
 static void begin_change(void) {
   __atomic_store_n(&version, version + 1, __ATOMIC_RELAXED);
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 static void end_change(void) {
@@ -75,7 +74,6 @@ static void end_change(void) {
 static struct aq_share *remembered(nvmlDevice_t device) {
   uint64_t before = __atomic_load_n(&version, __ATOMIC_ACQUIRE);
   struct aq_share *share = find(device);
-  __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (before % 2 == 0 && __atomic_load_n(&version, __ATOMIC_RELAXED) == before)
     return share;
   pthread_mutex_lock(&lock);
@@ -88,9 +86,9 @@ static void remember(nvmlDevice_t device, struct aq_share *share) {
   pthread_mutex_lock(&lock);
   if (known_count < PLACES && !find(device)) {
     begin_change();
-    __atomic_store_n(&known[known_count].device, device, __ATOMIC_RELAXED);
-    __atomic_store_n(&known[known_count].share, share, __ATOMIC_RELAXED);
-    __atomic_store_n(&known_count, known_count + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&known[known_count].device, device, __ATOMIC_RELEASE);
+    __atomic_store_n(&known[known_count].share, share, __ATOMIC_RELEASE);
+    __atomic_store_n(&known_count, known_count + 1, __ATOMIC_RELEASE);
     end_change();
   }
   pthread_mutex_unlock(&lock);
@@ -109,7 +107,7 @@ struct aq_share *aq_nvml_share(nvmlDevice_t device) {
 void aq_nvml_share_reset(void) {
   pthread_mutex_lock(&lock);
   begin_change();
-  __atomic_store_n(&known_count, 0, __ATOMIC_RELAXED);
+  __atomic_store_n(&known_count, 0, __ATOMIC_RELEASE);
   end_change();
   pthread_mutex_unlock(&lock);
 }

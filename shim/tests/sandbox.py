@@ -16,7 +16,12 @@ from typing import Final, TypedDict
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build"
-SHIM: Final = BUILD / "shim" / "libaliquot.so"
+SHIM: Final = Path(os.environ.get("ALIQUOT_TEST_SHIM", BUILD / "shim" / "libaliquot.so"))
+SANITIZER: Final = tuple(os.environ.get("ALIQUOT_TEST_SANITIZER", "").split())
+"""The sanitizer's own library, before all others: shim.tests.sanitized sets both, and its options."""
+_SANITIZER_OPTIONS: Final = {
+    name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")
+}
 SIM: Final = BUILD / "sim"
 PYTHON: Final = sys.executable
 MIB: Final = 1 << 20
@@ -48,7 +53,7 @@ class Sandbox:
     """One simulated node and one container on it."""
 
     folder: Path
-    preload: Sequence[str] = (str(SHIM),)
+    preload: Sequence[str] = (*SANITIZER, str(SHIM))
     group: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     through_file: bool = False
     """Preload by /etc/ld.so.preload, as in a real container, instead of LD_PRELOAD."""
@@ -96,6 +101,8 @@ class Sandbox:
             "ALIQUOT_SIM_ROOT": str(self.node),
             "ALIQUOT_SIM_GROUP": self.group,
         }
+        if SANITIZER and not bare:
+            env |= _SANITIZER_OPTIONS
         if not bare and not self.through_file:
             env["LD_PRELOAD"] = " ".join(self.preload)
         return env
