@@ -34,16 +34,26 @@ def namespace_with_all(cluster: Cluster, installation: Installation) -> Iterator
     installation.start("webhook", resource_count=COUNT)
     installation.wait_ready()
     with opted_in(cluster) as name:
-        for path in EXAMPLES:
-            for manifest in yaml.safe_load_all(path.read_text()):
-                manifest["metadata"]["namespace"] = name
-                cluster.api.create(manifest)
+        for those in (True, False):  # what wants certain cards comes before what takes any
+            for path in EXAMPLES:
+                for manifest in yaml.safe_load_all(path.read_text()) if _wants_certain(path) is those else ():
+                    manifest["metadata"]["namespace"] = name
+                    cluster.api.create(manifest)
+            cluster.wait_for(
+                lambda: all("nodeName" in each["spec"] for each in cluster.list("pods", name)) or None,
+                what="the pods to be scheduled",
+                timeout_s=120,
+            )
         yield name
     installation.stop("webhook")
     _match(cluster, original)
     cluster.delete("resourceslices", resource_slice["metadata"]["name"])
     installation.start("webhook")
     installation.wait_ready()
+
+
+def _wants_certain(path: Path) -> bool:
+    return path.stem in ("uuid-to-use", "index-to-use")
 
 
 def _match(cluster: Cluster, conditions: Any) -> None:
