@@ -4,6 +4,7 @@
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
         return
     version = os.environ.get("KUBERNETES", DEFAULT_KUBERNETES)
     gates = {"DRAConsumableCapacity": True} if version == "1.35" else {}
-    with Cluster.up(name="webhook", nodes=1, kubernetes=version, gates=gates) as cluster:
+    with Cluster.up(name="webhook", nodes=2, kubernetes=version, gates=gates) as cluster:
         yield cluster
 
 
@@ -43,13 +44,20 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         print(installation.log("webhook"), installation.log("controller"), sep="\n")
 
 
-@pytest.fixture
-def namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
-    """An opted-in namespace of the test's own."""
+@contextmanager
+def opted_in(cluster: Cluster) -> Iterator[str]:
+    """An opted-in namespace."""
     name = f"team-{os.getpid()}-{next(_NUMBERS)}"
     _create_namespace(cluster, name, {"aliquot.dev/inject": "enabled"})
     yield name
     cluster.delete("namespaces", name, timeout_s=None)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, installation: Installation) -> Iterator[str]:
+    """An opted-in namespace of the test's own."""
+    with opted_in(cluster) as name:
+        yield name
 
 
 @pytest.fixture

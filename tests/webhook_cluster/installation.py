@@ -24,13 +24,13 @@ NAMESPACE = "aliquot-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:aliquot-webhook"
 CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 STOP_S = 30
-GRACE_S = 8.0
+GRACE_S = 5.0
 """At least twice the two times below."""
 QUICK = {
     "webhook": {
         "template-grace-s": GRACE_S,
-        "api-request-limit-s": 3,
-        "clock-skew-s": 1,
+        "api-request-limit-s": 2,
+        "clock-skew-s": 0.5,
         "reservation-s": 5,
     },
     "controller": {

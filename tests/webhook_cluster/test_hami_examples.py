@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.cluster import Cluster
+from tests.webhook_cluster.conftest import opted_in
 from tests.webhook_cluster.installation import Installation, gpu_slice
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "hami"
@@ -19,25 +20,40 @@ COUNT = "nvidia.com/gpu"
 
 
 @pytest.fixture(scope="module")
-def with_hamis_names(cluster: Cluster, installation: Installation) -> Iterator[None]:
-    """The count renamed as an administrator does it, and a node of four GPUs more."""
-    resource_slice = gpu_slice("node-2", sizes_mib=[81920, 81920, 32768, 32768], product="NVIDIA A100")
+def namespace_with_all(cluster: Cluster, installation: Installation) -> Iterator[str]:
+    """The count renamed as an administrator does it, a node with GPUs for everybody, and all examples."""
+    resource_slice = gpu_slice("node-2", sizes_mib=[81920] * 32 + [32768] * 32, product="A100 or V100")
     for index, device in enumerate(resource_slice["spec"]["devices"]):
-        product = "NVIDIA A100-SXM4-80GB" if index < 2 else "Tesla V100-SXM2-32GB"
+        product = "NVIDIA A100-SXM4-80GB" if index < 32 else "Tesla V100-SXM2-32GB"
         device["attributes"] |= {"productName": {"string": product}, "minor": {"int": index}}
-    resource_slice["spec"]["devices"][0]["attributes"]["uuid"] = {"string": "GPU-123456"}
+    resource_slice["spec"]["devices"][5]["attributes"]["uuid"] = {"string": "GPU-123456"}
     cluster.apply(resource_slice)
     original = cluster.get(*CONFIGURATION)["webhooks"][0]["matchConditions"]
     installation.stop("webhook")
     _match(cluster, yaml.safe_load(yaml.safe_dump(original).replace("nvidia.com/vgpu", COUNT)))
     installation.start("webhook", resource_count=COUNT)
     installation.wait_ready()
-    yield
+    with opted_in(cluster) as name:
+        for those in (True, False):  # what wants certain cards comes before what takes any
+            for path in EXAMPLES:
+                for manifest in yaml.safe_load_all(path.read_text()) if _wants_certain(path) is those else ():
+                    manifest["metadata"]["namespace"] = name
+                    cluster.api.create(manifest)
+            cluster.wait_for(
+                lambda: all("nodeName" in each["spec"] for each in cluster.list("pods", name)) or None,
+                what="the pods to be scheduled",
+                timeout_s=120,
+            )
+        yield name
     installation.stop("webhook")
     _match(cluster, original)
     cluster.delete("resourceslices", resource_slice["metadata"]["name"])
     installation.start("webhook")
     installation.wait_ready()
+
+
+def _wants_certain(path: Path) -> bool:
+    return path.stem in ("uuid-to-use", "index-to-use")
 
 
 def _match(cluster: Cluster, conditions: Any) -> None:
@@ -48,44 +64,62 @@ def _match(cluster: Cluster, conditions: Any) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_accepted_unchanged_and_scheduled(
-    cluster: Cluster, namespace: str, with_hamis_names: None, path: Path
+    cluster: Cluster, namespace_with_all: str, path: Path
 ) -> None:
-    manifests = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] != "Service"]
-    for manifest in manifests:
-        manifest["metadata"]["namespace"] = namespace
-        cluster.api.create(manifest)
+    wanted = [
+        each["metadata"]["name"]
+        for each in yaml.safe_load_all(path.read_text())
+        if each["kind"] in ("Pod", "Job", "Deployment")
+    ]
 
-    def scheduled() -> list[str]:
-        return [
-            each["spec"]["nodeName"]
-            for each in cluster.list("pods", namespace)
-            if each["spec"].get("nodeName") and each["spec"].get("resourceClaims")
+    def claims() -> list[dict[str, Any]] | None:
+        """Those of the example's pods, once all pods are scheduled."""
+        pods = [
+            each
+            for each in cluster.list("pods", namespace_with_all)
+            if any(name in (each["metadata"]["name"], _maker(each)) for name in wanted)
         ]
+        if len(pods) != len(wanted) or not all(each["spec"].get("nodeName") for each in pods):
+            return None
+        names = {each["metadata"]["name"] for each in pods}
+        return [each for each in cluster.list("resourceclaims", namespace_with_all) if _maker(each) in names]
 
-    cluster.wait_for(lambda: len(scheduled()) == len(manifests) or None, what="every pod to be scheduled")
-    claims = cluster.list("resourceclaims", namespace)
-    assert all("allocation" in each["status"] for each in claims)
-    _check(claims, path.stem)
+    found = cluster.wait_for(claims, what="every pod to be scheduled", timeout_s=120)
+    assert len(found) >= len(wanted)
+    _check([dict(each) for claim in found for each in _results(claim)], path.stem)
 
 
-def _check(claims: list[dict[str, Any]], example: str) -> None:
-    """The whole of an example's point, where it has one beyond being scheduled."""
-    results = [each for claim in claims for each in claim["status"]["allocation"]["devices"]["results"]]
+def _maker(made: dict[str, Any]) -> str:
+    """The pod of a claim; the Job of a pod, or its Deployment."""
+    owners = made["metadata"].get("ownerReferences", [])
+    name: str = owners[0]["name"] if owners else ""
+    return name.rpartition("-")[0] if owners and owners[0]["kind"] == "ReplicaSet" else name
+
+
+def _results(claim: dict[str, Any]) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = claim["status"]["allocation"]["devices"]["results"]
+    return results
+
+
+def _check(results: list[dict[str, Any]], example: str) -> None:
+    """The point of an example, where it has one beyond being scheduled."""
     cards = [(each["pool"], each["device"]) for each in results]
+    consumed = [each["consumedCapacity"] for each in results]
+    special = ("node-2", "gpu-5")
     if example in ("default-use", "memory-fraction", "use-as-normal", "exclusive-card"):
-        assert len(set(cards)) == len(cards)  # different ones
-    if example == "uuid-to-use":
-        assert cards == [("node-2", "gpu-0")]
-    if example == "uuid-not-use":
-        assert ("node-2", "gpu-0") not in cards
-    if example == "card-type-to-use":
+        assert len(cards) > 1
+        assert len(set(cards)) == len(cards)
+    elif example == "uuid-to-use":
+        assert cards == [special]
+    elif example == "uuid-not-use":
+        assert special not in cards
+    elif example == "card-type-to-use":
         assert {pool for pool, _ in cards} == {"node-2"}
-    if example == "index-not-use":
-        assert ("node-2", "gpu-0") not in cards
-    if example == "sharing-card":
-        assert len(set(cards)) == 1
-        assert sum(int(each["consumedCapacity"]["cores"]) for each in results) == 100
-    if example in ("init-container", "sidecar"):
+    elif example in ("index-not-use", "index-to-use"):
+        assert (cards[0][1] in ("gpu-0", "gpu-1")) == (example == "index-to-use")
+    elif example == "allocate-device-core":
+        assert {each["cores"] for each in consumed} == {"50"}
+    elif example in ("init-container", "sidecar"):
         assert len(results) == 2
 
 

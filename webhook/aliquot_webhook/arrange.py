@@ -107,6 +107,10 @@ def _holders(askers: Sequence[Meant]) -> tuple[dict[str, str], list[str]]:
         if not enough:
             holder[asker.request.container] = asker.request.container
             lasting.append(asker)
+            warnings.append(
+                f"init container {asker.request.container} asks for more than another container has: its share"
+                " is held beside theirs until the pod ends"
+            )
             continue
         smallest = max(enough, key=lambda each: (-each.request.count, _hardness(each.request)))
         holder[asker.request.container] = smallest.request.container

@@ -48,5 +48,5 @@ class Policy:
     """AllocationResultsMaxSize of resource.k8s.io/v1, for one claim."""
     max_requests: int = 8
     """GPU requests per pod."""
-    max_search: int = 41_000
+    max_search: int = 100_000
     """Ways in which the scheduler may try to place a pod on one node before it gives up; see `search`."""

@@ -3,7 +3,7 @@
 
 Its allocator tries devices depth first, takes the first complete solution, and has no early test whether the
 last request can be met at all. So the worst no-fit costs as many trials as there are ways to place all
-requests but the last, each some ten microseconds. What docs/semantics.md says about the limits was measured.
+requests, each some microseconds. The figures are in docs/semantics.md.
 """
 
 import itertools
@@ -26,8 +26,10 @@ def check_search(
 ) -> None:
     """Raise InvalidInput if these claims of one pod could hold up the scheduler."""
     gpus = max(USUAL_GPUS, known.most_gpus)
-    if ways(claims, gpus) > policy.max_search:
-        requests = [each for claim, _ in claims for each in claim]
+    requests = [each for claim, _ in claims for each in claim]
+    # Alternatives for live GPUs exclude each other, so a GPU is tried for one of them; words may overlap.
+    overlaps = 1 if known.gpus else math.prod(len(each.alternatives) for each in requests)
+    if ways(claims, gpus) * overlaps > policy.max_search:
         raise InvalidInput(
             field="spec.containers",
             value=f"{len(requests)} requests for {sum(each.request.count for each in requests)} GPUs",
@@ -40,17 +42,16 @@ def ways(claims: Sequence[tuple[Sequence[PlannedRequest], Sequence[Constraint]]]
     """Trials in the worst case on a node of `gpus`."""
     total, free = 1, gpus
     for index, (requests, constraints) in enumerate(claims):
-        is_last = index == len(claims) - 1
-        counted = requests[:-1] if is_last else requests
         if all(each.request.count == 1 for each in requests) and _is_uniform(requests, constraints, claims):
-            total *= math.prod(max(1, gpus - taken) for taken in range(len(counted)))
+            total *= math.prod(max(1, gpus - taken) for taken in range(len(requests)))
             continue
-        for each in counted:
+        is_last = index == len(claims) - 1
+        for each in requests[:-1] if is_last else requests:
             total *= math.comb(max(free, each.request.count), each.request.count)
             if each.request.is_whole or each.request.alone:
                 free -= each.request.count
-        if is_last:  # it fails with all but one of its GPUs found, in any order of taking and leaving them
-            total *= 2 ** (requests[-1].request.count - 1)
+        if is_last:  # it fails with all but one of its GPUs found, after every choice of fewer
+            total *= max(free, 2 ** requests[-1].request.count)
     return total
 
 

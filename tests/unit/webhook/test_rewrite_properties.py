@@ -163,6 +163,7 @@ ANNOTATIONS = {
 def plausible_pods(draw: st.DrawFn) -> dict[str, Any]:
     """Pods that people could mean, most of which are converted."""
     random = Random(draw(st.integers(0, 2**32)))  # evenly, where hypothesis prefers extremes
+    has_nic = random.random() < 0.3
 
     def some(choices: dict[str, list[str]], at_most: int) -> dict[str, str]:
         keys = random.sample(sorted(choices), random.randint(0, at_most))
@@ -172,7 +173,7 @@ def plausible_pods(draw: st.DrawFn) -> dict[str, Any]:
         made: dict[str, Any] = {"name": name, "image": "i", "resources": {"limits": some(AMOUNTS, 3)}}
         if random.random() < 0.2:
             made["resources"]["requests"] = some(AMOUNTS, 2)
-        if random.random() < 0.2:
+        if has_nic and random.random() < 0.5:
             made["resources"]["claims"] = [{"name": "nic"}]
         if random.random() < 0.2:
             made["env"] = [{"name": "A", "value": "b"}]
@@ -185,7 +186,7 @@ def plausible_pods(draw: st.DrawFn) -> dict[str, Any]:
         spec["initContainers"] = [container(name) for name in "xy"[: random.randint(1, 2)]]
         if random.random() < 0.5:
             spec["initContainers"][0]["restartPolicy"] = "Always"
-    if random.random() < 0.2:
+    if has_nic:
         spec["resourceClaims"] = [{"name": "nic", "resourceClaimName": "n"}]
     if random.random() < 0.2:
         spec |= {"nodeName": "n"} if random.random() < 0.5 else {"nodeSelector": {"a": "b"}}

@@ -24,13 +24,14 @@ def alike(number: int, **limits: str) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("containers", "old", "admitted"),
     [
-        pytest.param(mixed(6), False, True, id="six mixed ones: 8^5"),
-        pytest.param(mixed(7), False, False, id="seven mixed ones: 8^6"),
+        pytest.param(mixed(5), False, True, id="five mixed ones: 8^5"),
+        pytest.param(mixed(6), False, False, id="six mixed ones: 8^6"),
         pytest.param(alike(8, gpumem="100"), False, True, id="eight equal ones: 8!"),
         pytest.param(alike(8, vgpu="1"), False, True, id="eight whole cards"),
         pytest.param(alike(4, vgpu="2"), False, True, id="four pairs of whole cards"),
         pytest.param(alike(2, vgpu="4"), False, True, id="two times four whole cards"),
-        pytest.param(alike(5, vgpu="2", gpumem="100"), False, False, id="five pairs of shares: 28^4"),
+        pytest.param(alike(4, vgpu="2", gpumem="100"), False, False, id="four pairs of shares: 28^3 x 8"),
+        pytest.param(alike(3, vgpu="2", gpumem="100"), False, True, id="three pairs of shares: 28^2 x 8"),
         pytest.param(alike(1, vgpu="8"), False, True, id="all cards"),
         pytest.param(alike(1, vgpu="8"), True, True, id="1.35: all cards, eight requests that differ"),
         pytest.param(alike(2, vgpu="4"), True, False, id="1.35: two times four"),
