@@ -22,7 +22,11 @@ static bool in_forked_child(void) {
   return here && *here == 0;
 }
 
-CUresult driver_enter(void) {
+/* While the driver is held, all calls wait but those that may end that. */
+static bool held;
+static pthread_cond_t no_longer_held = PTHREAD_COND_INITIALIZER;
+
+static CUresult enter(bool although_held) {
   if (in_forked_child()) {
     return CUDA_ERROR_NOT_INITIALIZED;
   }
@@ -30,11 +34,27 @@ CUresult driver_enter(void) {
     return CUDA_ERROR_NOT_PERMITTED;
   }
   pthread_mutex_lock(&lock);
+  while (held && !although_held) {
+    pthread_cond_wait(&no_longer_held, &lock);
+  }
   if (phase == READY) {
     return CUDA_SUCCESS;
   }
   pthread_mutex_unlock(&lock);
   return phase == ENDED ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult driver_enter(void) {
+  return enter(false);
+}
+
+CUresult driver_enter_held(void) {
+  return enter(true);
+}
+
+void driver_hold(bool hold) {
+  held = hold;
+  pthread_cond_broadcast(&no_longer_held);
 }
 
 void driver_unlock(void) {
