@@ -69,6 +69,9 @@ static inline CUresult driver_leave(CUresult result) {
   return result;
 }
 
+/* CUDA version of the node's driver; of the newest if there is no node. Without the lock. */
+int driver_cuda_version(void);
+
 /* All of these want the lock held. */
 bool driver_is_device(CUdevice device);
 const struct sim_gpu *driver_gpu(CUdevice device);

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "profiles.h"
 #include "stream.h"
 
 struct driver driver;
@@ -69,6 +70,21 @@ void driver_wait(pthread_cond_t *news, uint64_t ns) {
   uint64_t until = schedule_now() + ns;
   struct timespec at = {.tv_sec = (time_t)(until / 1000000000ULL), .tv_nsec = (long)(until % 1000000000ULL)};
   pthread_cond_timedwait(news, &lock, &at);
+}
+
+/* Look-ups come before cuInit: the node's driver is read from its file then, whose descriptor stays open
+ * (slots.h). */
+int driver_cuda_version(void) {
+  static _Atomic int known;
+  int version = atomic_load_explicit(&known, memory_order_relaxed);
+  if (version == 0) {
+    uint32_t number = node_driver(node_root());
+    version = sim_drivers[number < sim_driver_count ? number : sim_driver_count - 1].cuda;
+    if (number < sim_driver_count) {
+      atomic_store_explicit(&known, version, memory_order_relaxed);
+    }
+  }
+  return version;
 }
 
 static bool mark_process(void) {
