@@ -3,7 +3,7 @@
 
 A sample counts when the slot stood still while NVML was asked; of a process that never stands still the
 smallest of several counts. More is believed at once; less only when two samples in a row agree, since a
-context that is being made shows up in the slot before it shows up in NVML.
+context that is being made, or code that is being loaded, shows up in the slot before it shows up in NVML.
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ class Tracker:
 
     _generation: int = -1
     _moving: list[int] = field(default_factory=list)
-    _previous: tuple[int, int] | None = None
-    """Contexts and overhead of the sample before."""
+    _previous: tuple[int, int, int] | None = None
+    """Contexts, code and overhead of the sample before."""
 
     def observe(
         self, *, before: Slot, after: Slot | None, nvml_bytes: int | None, context_estimate_bytes: int
@@ -41,13 +41,17 @@ class Tracker:
                 return None
             sample = min(self._moving)
             self._moving.clear()
-        previous, self._previous = self._previous, (after.contexts, sample)
+        previous, self._previous = self._previous, (after.contexts, after.code_bytes, sample)
         counted = region.counted_bytes(after, context_estimate_bytes)
         if counted is None:
             return None
         if sample < counted - after.used_bytes:
-            if previous is None or previous[0] != after.contexts:
+            if previous is None or previous[:2] != (after.contexts, after.code_bytes):
                 return None
-            sample = max(sample, previous[1])
-        settled = after.overhead_bytes == sample and after.measured_contexts == after.contexts
+            sample = max(sample, previous[2])
+        settled = (
+            after.overhead_bytes == sample
+            and after.measured_contexts == after.contexts
+            and after.measured_code_bytes == after.code_bytes
+        )
         return None if settled else sample

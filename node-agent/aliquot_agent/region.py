@@ -77,7 +77,9 @@ class SlotLayout(ctypes.Structure):
         ("start_ticks", _u64),
         ("host_pid", _u64),
         ("measured_contexts", _u64),
-        ("reserved", ctypes.c_uint8 * 24),
+        ("code_bytes", _u64),
+        ("measured_code_bytes", _u64),
+        ("reserved", ctypes.c_uint8 * 8),
     )
 
 
@@ -139,6 +141,8 @@ class Slot:
     start_ticks: int
     host_pid: int
     measured_contexts: int
+    code_bytes: int = 0
+    measured_code_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +288,8 @@ def decode_slot(data: bytes, *, index: int) -> Slot | None:
         start_ticks=slot.start_ticks,
         host_pid=slot.host_pid,
         measured_contexts=slot.measured_contexts,
+        code_bytes=slot.code_bytes,
+        measured_code_bytes=slot.measured_code_bytes,
     )
 
 
@@ -295,16 +301,17 @@ def _slots(data: bytes) -> Iterator[Slot]:
 
 
 def counted_bytes(slot: Slot, context_estimate_bytes: int) -> int | None:
-    """What the shim counts for this process: exact use, measured overhead, an estimate for newer contexts.
+    """What the shim counts for this process: exact use, measured overhead, estimates for what is newer.
 
     None for words that are no counts.
     """
-    overhead, contexts = slot.overhead_bytes, slot.contexts
+    overhead, contexts, code = slot.overhead_bytes, slot.contexts, slot.code_bytes
     if overhead == OVERHEAD_UNKNOWN:
         overhead = 0
     else:
         contexts = max(0, contexts - slot.measured_contexts)
-    counted = slot.used_bytes + overhead + contexts * context_estimate_bytes
+        code = max(0, code - slot.measured_code_bytes)
+    counted = slot.used_bytes + overhead + code + contexts * context_estimate_bytes
     return None if contexts > SANE_CONTEXTS or counted > SANE_BYTES else counted
 
 

@@ -230,14 +230,17 @@ class ShareFiles:
         return region.decode_slot(data, index=index) if len(data) == region.SLOT_SIZE else None
 
     def write_slot(self, slot: region.Slot, *, host_pid: int, overhead_bytes: int) -> None:
-        """Writes the words of a slot that are the agent's: measured with `slot.contexts` contexts.
+        """Writes the words of a slot that are the agent's: measured with `slot`'s contexts and code.
 
         Ordered so that a process reading in between counts too much, never too little.
         """
-        words = [("overhead_bytes", overhead_bytes), ("measured_contexts", slot.contexts)]
-        if slot.contexts < slot.measured_contexts:
-            words.reverse()
-        for field, value in words:
+        measured = [
+            ("measured_contexts", slot.measured_contexts, slot.contexts),
+            ("measured_code_bytes", slot.measured_code_bytes, slot.code_bytes),
+        ]
+        falling = [(field, now) for field, before, now in measured if now < before]
+        rising = [(field, now) for field, before, now in measured if now >= before]
+        for field, value in (*falling, ("overhead_bytes", overhead_bytes), *rising):
             self._write_word(slot.index, field, value)
         self.write_host_pid(slot.index, host_pid)
 

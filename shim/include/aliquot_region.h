@@ -34,11 +34,12 @@
 #define AQ_FLAG_UNLIMITED 1ULL /* a whole GPU that stands beside a share */
 
 /* slot.overhead_bytes before the agent has measured. What a slot counts beyond used_bytes:
- *   unknown:  contexts * context_estimate_bytes
+ *   unknown:  contexts * context_estimate_bytes + code_bytes
  *   measured: overhead_bytes + max(0, contexts - measured_contexts) * context_estimate_bytes
- * so a context made after the measurement counts its estimate until the next one. The agent
- * writes a pair in the order that never counts too little in between: measured_contexts first
- * when it falls, overhead_bytes first when measured_contexts rises. */
+ *             + max(0, code_bytes - measured_code_bytes)
+ * so a context made, or code loaded, after the measurement counts its estimate until the next
+ * one. The agent writes them in the order that never counts too little in between: those of
+ * measured_contexts and measured_code_bytes that fall before overhead_bytes, those that rise after it. */
 #define AQ_OVERHEAD_UNKNOWN UINT64_MAX
 
 /* A slot is owned through an OFD write lock on this byte of `ledger` (beyond
@@ -73,20 +74,22 @@ struct aq_quota {
 
 /* One process's use. One writer per field: its owner, or the agent where it says so. */
 struct aq_slot {
-  uint64_t used_bytes;        /* 0: reserved and committed allocations, exact */
-  uint64_t generation;        /* 8: +1 whenever a process takes the slot */
-  uint64_t overhead_bytes;    /* 16: agent: measured beyond used_bytes (contexts, code) */
-  uint64_t contexts;          /* 24: live contexts on this GPU */
-  uint64_t changes;           /* 32: +1 with every change of used_bytes or contexts */
-  uint64_t peak_bytes;        /* 40 */
-  uint64_t pool_bytes;        /* 48: part of used_bytes */
-  uint64_t graph_bytes;       /* 56: part of used_bytes */
-  uint64_t pid;               /* 64: in the owner's pid namespace; 0 = free */
-  uint64_t pidns_inode;       /* 72: inode of /proc/self/ns/pid */
-  uint64_t start_ticks;       /* 80: field 22 of /proc/self/stat */
-  uint64_t host_pid;          /* 88: agent */
-  uint64_t measured_contexts; /* 96: agent: contexts held when overhead_bytes was measured */
-  uint8_t reserved[24];
+  uint64_t used_bytes;          /* 0: reserved and committed allocations, exact */
+  uint64_t generation;          /* 8: +1 whenever a process takes the slot */
+  uint64_t overhead_bytes;      /* 16: agent: measured beyond used_bytes (contexts, code) */
+  uint64_t contexts;            /* 24: live contexts on this GPU */
+  uint64_t changes;             /* 32: +1 with every change of used_bytes, contexts or code_bytes */
+  uint64_t peak_bytes;          /* 40 */
+  uint64_t pool_bytes;          /* 48: part of used_bytes */
+  uint64_t graph_bytes;         /* 56: part of used_bytes */
+  uint64_t pid;                 /* 64: in the owner's pid namespace; 0 = free */
+  uint64_t pidns_inode;         /* 72: inode of /proc/self/ns/pid */
+  uint64_t start_ticks;         /* 80: field 22 of /proc/self/stat */
+  uint64_t host_pid;            /* 88: agent */
+  uint64_t measured_contexts;   /* 96: agent: contexts held when overhead_bytes was measured */
+  uint64_t code_bytes;          /* 104: sizes of the images loaded */
+  uint64_t measured_code_bytes; /* 112: agent: code_bytes when overhead_bytes was measured */
+  uint8_t reserved[8];
 };
 
 struct aq_ledger {

@@ -89,6 +89,10 @@ void books_set_contexts(struct books *books, uint32_t gpu, uint32_t contexts) {
   atomic_store(&books->node.state->slot[books->slot].holding[gpu].contexts, contexts);
 }
 
+uint32_t books_contexts(const struct books *books, uint32_t gpu) {
+  return atomic_load(&books->node.state->slot[books->slot].holding[gpu].contexts);
+}
+
 uint64_t books_free(const struct books *books, uint32_t gpu) {
   struct sim_gpu *described = &books->node.state->gpu[gpu];
   slots_sweep(&books->node, gpu, SIM_ANY, books->slot);

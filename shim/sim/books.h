@@ -36,6 +36,8 @@ bool books_change_shared(struct books *books, uint32_t gpu, uint32_t slot, uint6
 
 void books_set_contexts(struct books *books, uint32_t gpu, uint32_t contexts);
 
+uint32_t books_contexts(const struct books *books, uint32_t gpu);
+
 /* Bytes of the GPU that nobody has, the dead not counted. */
 uint64_t books_free(const struct books *books, uint32_t gpu);
 

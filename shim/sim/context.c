@@ -95,10 +95,33 @@ static CUcontext free_object(void) {
   return context;
 }
 
+/* Values of nvmlComputeMode_t. */
+enum { ANY_PROCESS, ANY_THREAD, NO_PROCESS, ONE_PROCESS };
+
+static bool mode_allows(uint32_t gpu) {
+  struct sim_state *state = driver.books.node.state;
+  uint32_t mode = atomic_load(&state->gpu[gpu].compute_mode);
+  uint32_t last = atomic_load(&state->slots_used);
+  if (mode != ONE_PROCESS) {
+    return mode != NO_PROCESS;
+  }
+  slots_sweep(&driver.books.node, gpu, SIM_ANY, driver.books.slot);
+  for (uint32_t slot = 1; slot <= last; slot++) {
+    bool alive = atomic_load(&state->slot[slot].life) & 1;
+    if (slot != driver.books.slot && alive && atomic_load(&state->slot[slot].holding[gpu].contexts) > 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext *created) {
   uint32_t gpu = driver.gpu[device];
   if (atomic_load(&driver_gpu(device)->faults.lost)) {
     return CUDA_ERROR_UNKNOWN;
+  }
+  if (!mode_allows(gpu)) {
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   struct books_delta cost = {.pages = (int64_t)driver_gpu(device)->context_bytes};
   CUcontext context = free_object();

@@ -47,7 +47,7 @@ CUresult cuDriverGetVersion(int *driverVersion) {
   if (!driverVersion) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  *driverVersion = SIM_CUDA_VERSION;
+  *driverVersion = driver_cuda_version();
   return CUDA_SUCCESS;
 }
 

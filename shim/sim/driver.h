@@ -29,6 +29,7 @@ struct CUctx_st {
   size_t limits[11];    /* by CUlimit, context_memory.h */
   uint64_t limit_bytes; /* what they cost beyond the base */
   uint64_t code_bytes;
+  unsigned attached;          /* attach.c */
   struct CUstream_st *legacy; /* made at its first use */
   uint64_t blocking_end;      /* place of all work of the streams that the legacy one waits for */
 };
@@ -56,6 +57,10 @@ extern struct driver driver;
 CUresult driver_enter(void);
 void driver_unlock(void);
 
+/* A held driver lets nobody in but by driver_enter_held: all other calls wait (checkpoint.c). */
+CUresult driver_enter_held(void);
+void driver_hold(bool held);
+
 /* Release the lock, wait for news (for `ns` at most; 0 = for ever), take it again. */
 void driver_wait(pthread_cond_t *news, uint64_t ns);
 
@@ -63,6 +68,9 @@ static inline CUresult driver_leave(CUresult result) {
   driver_unlock();
   return result;
 }
+
+/* CUDA version of the node's driver; of the newest if there is no node. Without the lock. */
+int driver_cuda_version(void);
 
 /* All of these want the lock held. */
 bool driver_is_device(CUdevice device);

@@ -239,7 +239,7 @@ CUgraph graph_copy(CUgraph graph) {
     made->original = graph->nodes[i];
     graph->nodes[i]->position = i;
   }
-  for (size_t i = 0; i < graph->count; i++) {
+  for (size_t i = 0; i < graph->count && copy->nodes; i++) {
     for (size_t b = 0; b < graph->nodes[i]->before_count; b++) {
       if (graph_link(copy, copy->nodes[graph->nodes[i]->before[b]->position], copy->nodes[i]) !=
           CUDA_SUCCESS) {

@@ -18,7 +18,7 @@
 #include "schedule_layout.h"
 
 #define SIM_MAGIC    0x314d495351494c41ULL /* "ALIQSIM1" */
-#define SIM_LAYOUT   3U
+#define SIM_LAYOUT   4U
 #define SIM_GPUS     16U
 #define SIM_SLOTS    2048U /* slot 0 stands for nobody */
 #define SIM_GROUPS   512U  /* group 0 stands for none */
@@ -57,6 +57,7 @@ struct sim_gpu {
   int32_t numa_node;
   uint32_t minor;
   uint64_t context_bytes;
+  _Atomic uint32_t compute_mode; /* NVML's */
   struct sim_faults faults;
   _Alignas(64) struct sim_meter used; /* bytes, whole pages */
 };
@@ -116,6 +117,13 @@ struct sim_state {
   uint32_t gpus;
   uint64_t size;
   char node[SIM_NAME];
+  uint32_t driver;    /* index into sim_drivers */
+  uint32_t in_fabric; /* the GPUs' NVLinks lead to other nodes */
+  uint8_t fabric_uuid[16];
+  uint32_t fabric_clique;
+  _Atomic uint32_t nvml_lag_ms;             /* how old utilisation is when NVML tells it, beside its period */
+  _Atomic uint32_t nvml_step;               /* percent: utilisation comes in such steps */
+  _Atomic uint32_t nvml_exact;              /* up to the moment, not by whole periods */
   _Alignas(64) _Atomic uint32_t slots_used; /* highest slot ever taken; only grows */
   _Atomic uint32_t serial;                  /* gives a meter without owner a value that was never there */
   _Atomic uint32_t janitor;                 /* where the next newcomer looks for dead processes */

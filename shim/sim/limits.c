@@ -35,6 +35,7 @@ void context_limits_begin(CUcontext context) {
   }
   context->limit_bytes = 0;
   context->code_bytes = 0;
+  context->attached = 0;
 }
 
 uint64_t context_extra(CUcontext context) {

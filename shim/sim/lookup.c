@@ -50,7 +50,7 @@ static void (*find(const char *base, int version, bool per_thread,
 static CUresult look_up(const char *symbol, void **pfn, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult *status, void (**found)(void)) {
   const cuuint64_t both = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  if (!symbol || !pfn || flags >= both || version < 0 || version > SIM_CUDA_VERSION) {
+  if (!symbol || !pfn || flags >= both || version < 0 || version > driver_cuda_version()) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *found = find(symbol, version, flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, status);

@@ -30,6 +30,8 @@ static struct identity identify(void) {
   return self;
 }
 
+_Static_assert(offsetof(struct sim_state, driver) == 24 + SIM_NAME, "node_driver reads the same head");
+
 static bool is_state(const struct sim_state *state) {
   return state->magic == SIM_MAGIC && state->layout == SIM_LAYOUT && state->size == sizeof *state &&
          state->gpus <= SIM_GPUS;
@@ -63,6 +65,27 @@ enum node_error node_open(struct node *node, const char *root) {
   }
   *node = (struct node){.state = map, .fd = fd, .root = copy, .self = identify()};
   return NODE_OK;
+}
+
+uint32_t node_driver(const char *root) {
+  static _Atomic int kept = -1;
+  char path[4096];
+  struct {
+    uint64_t magic;
+    uint32_t layout;
+    uint32_t gpus;
+    uint64_t size;
+    char node[SIM_NAME];
+    uint32_t driver;
+  } head;
+  size_t size = offsetof(struct sim_state, driver) + sizeof head.driver;
+  int fd = atomic_load(&kept);
+  if (fd < 0 && (size_t)snprintf(path, sizeof path, "%s/state", root) < sizeof path) {
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    atomic_store(&kept, fd);
+  }
+  bool read = fd >= 0 && pread(fd, &head, size, 0) == (ssize_t)size;
+  return read && head.magic == SIM_MAGIC && head.layout == SIM_LAYOUT ? head.driver : UINT32_MAX;
 }
 
 void node_uuid_text(const struct sim_gpu *gpu, char text[SIM_UUID_TEXT]) {

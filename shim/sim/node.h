@@ -39,6 +39,9 @@ const char *node_root(void);
 /* Map the state under `root`. The descriptor stays open on success; see slots.h before closing it. */
 enum node_error node_open(struct node *node, const char *root);
 
+/* The driver of the node under `root`, an index; UINT32_MAX if there is no node. Leaves a descriptor open. */
+uint32_t node_driver(const char *root);
+
 /* Indices of the GPUs whose marker exists under `root`, ascending; returns how many. */
 unsigned node_present(const struct sim_state *state, const char *root, unsigned present[SIM_GPUS]);
 

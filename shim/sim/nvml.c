@@ -42,6 +42,10 @@ const struct sim_profile *nvml_profile(nvmlDevice_t device) {
   return &sim_profiles[nvml_gpu(device)->profile];
 }
 
+const struct sim_driver *nvml_driver(void) {
+  return &sim_drivers[nvml_sim.node.state->driver];
+}
+
 uint64_t nvml_milliseconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -153,18 +157,31 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
   if (result != NVML_SUCCESS) {
     return result;
   }
-  return version ? nvml_text(SIM_DRIVER_VERSION, version, length) : NVML_ERROR_INVALID_ARGUMENT;
+  return version ? nvml_text(nvml_driver()->version, version, length) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
-  return version ? nvml_text("13." SIM_DRIVER_VERSION, version, length) : NVML_ERROR_INVALID_ARGUMENT;
+  nvmlReturn_t result = nvml_ready();
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
+  if (!version) {
+    return NVML_ERROR_INVALID_ARGUMENT;
+  }
+  char text[NVML_SYSTEM_NVML_VERSION_BUFFER_SIZE];
+  snprintf(text, sizeof text, "%d.%s", nvml_driver()->cuda / 1000, nvml_driver()->version);
+  return nvml_text(text, version, length);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *cudaDriverVersion) {
+  nvmlReturn_t result = nvml_ready();
+  if (result != NVML_SUCCESS) {
+    return result;
+  }
   if (!cudaDriverVersion) {
     return NVML_ERROR_INVALID_ARGUMENT;
   }
-  *cudaDriverVersion = SIM_CUDA_VERSION;
+  *cudaDriverVersion = nvml_driver()->cuda;
   return NVML_SUCCESS;
 }
 

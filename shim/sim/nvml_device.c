@@ -47,10 +47,7 @@ NUMBER(nvmlDeviceGetNumaNodeId, unsigned int, (unsigned)nvml_gpu(device)->numa_n
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned int, 0)
 NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
 NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
-NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
-
-/* No kernels run yet: an idle GPU. */
-NUMBER(nvmlDeviceGetUtilizationRates, nvmlUtilization_t, ((nvmlUtilization_t){.gpu = 0, .memory = 0}))
+NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, atomic_load(&nvml_gpu(device)->compute_mode))
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
   nvmlReturn_t result = nvml_ready_for(device, major);

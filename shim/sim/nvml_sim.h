@@ -35,6 +35,11 @@ nvmlReturn_t nvml_ready_for(nvmlDevice_t device, const void *output);
 struct sim_gpu *nvml_gpu(nvmlDevice_t device);
 const struct sim_profile *nvml_profile(nvmlDevice_t device);
 
+const struct sim_driver *nvml_driver(void);
+
+/* Percent of the last period, as NVML would tell it, in which a slot (or anybody: slot 0) used the GPU. */
+unsigned nvml_utilization(uint32_t gpu, uint32_t slot);
+
 /* CLOCK_MONOTONIC. */
 uint64_t nvml_milliseconds(void);
 

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "profiles.h"
 #include "stream.h"
 
 struct driver driver;
@@ -22,7 +23,11 @@ static bool in_forked_child(void) {
   return here && *here == 0;
 }
 
-CUresult driver_enter(void) {
+/* While the driver is held, all calls wait but those that may end that. */
+static bool held;
+static pthread_cond_t no_longer_held = PTHREAD_COND_INITIALIZER;
+
+static CUresult enter(bool although_held) {
   if (in_forked_child()) {
     return CUDA_ERROR_NOT_INITIALIZED;
   }
@@ -30,11 +35,27 @@ CUresult driver_enter(void) {
     return CUDA_ERROR_NOT_PERMITTED;
   }
   pthread_mutex_lock(&lock);
+  while (held && !although_held) {
+    pthread_cond_wait(&no_longer_held, &lock);
+  }
   if (phase == READY) {
     return CUDA_SUCCESS;
   }
   pthread_mutex_unlock(&lock);
   return phase == ENDED ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult driver_enter(void) {
+  return enter(false);
+}
+
+CUresult driver_enter_held(void) {
+  return enter(true);
+}
+
+void driver_hold(bool hold) {
+  held = hold;
+  pthread_cond_broadcast(&no_longer_held);
 }
 
 void driver_unlock(void) {
@@ -49,6 +70,21 @@ void driver_wait(pthread_cond_t *news, uint64_t ns) {
   uint64_t until = schedule_now() + ns;
   struct timespec at = {.tv_sec = (time_t)(until / 1000000000ULL), .tv_nsec = (long)(until % 1000000000ULL)};
   pthread_cond_timedwait(news, &lock, &at);
+}
+
+/* Look-ups come before cuInit: the node's driver is read from its file then, whose descriptor stays open
+ * (slots.h). */
+int driver_cuda_version(void) {
+  static _Atomic int known;
+  int version = atomic_load_explicit(&known, memory_order_relaxed);
+  if (version == 0) {
+    uint32_t number = node_driver(node_root());
+    version = sim_drivers[number < sim_driver_count ? number : sim_driver_count - 1].cuda;
+    if (number < sim_driver_count) {
+      atomic_store_explicit(&known, version, memory_order_relaxed);
+    }
+  }
+  return version;
 }
 
 static bool mark_process(void) {

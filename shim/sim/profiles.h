@@ -7,8 +7,16 @@
 
 #include <stdint.h>
 
-#define SIM_DRIVER_VERSION "580.95.05"
-#define SIM_CUDA_VERSION   13000
+/* A driver and the CUDA that it speaks. */
+struct sim_driver {
+  unsigned branch;
+  const char *version;
+  int cuda; /* as cuDriverGetVersion says it */
+};
+
+extern const struct sim_driver sim_drivers[];
+extern const unsigned sim_driver_count;
+#define SIM_DRIVER_DEFAULT 580U
 
 struct sim_profile {
   const char *name;
@@ -25,6 +33,9 @@ struct sim_profile {
   uint32_t clock_khz, memory_clock_khz;
   uint32_t l2_bytes;
   uint32_t shared_per_multiprocessor;
+  uint32_t watts; /* of the whole board, at most */
+  uint32_t pcie_generation;
+  uint32_t nvlinks; /* to a switch, if there is another such GPU */
 };
 
 extern const struct sim_profile sim_profiles[];

@@ -215,6 +215,7 @@ static void add(_Atomic uint64_t *counter, uint64_t period, uint64_t ns) {
 /* For whoever closed the turn. */
 static void count(const struct settling *settling, struct turn turn, uint64_t length) {
   uint64_t end = turn.start + length;
+  atomic_fetch_add_explicit(&settling->schedule->busy_ever, length, memory_order_relaxed);
   for (uint64_t from = turn.start; from < end;) {
     uint64_t period = from / SIM_PERIOD_NS;
     uint64_t until = (period + 1) * SIM_PERIOD_NS;

@@ -3,6 +3,7 @@
  * A process's own clock on a GPU: wanting time, and when a place was reached.
  */
 #include <stdlib.h>
+#include <time.h>
 
 #include "schedule.h"
 
@@ -23,6 +24,10 @@ bool schedule_join(struct schedule_view *view, const struct node *node, uint32_t
   struct schedule_turn turn = schedule_turn(node, slot, gpu);
   atomic_store(&pace_of(view)->wanted, turn.total); /* the slot's last process may have wanted more */
   view->seen = turn.number;
+  struct timespec now;
+  atomic_store(&pace_of(view)->began_total, turn.total);
+  clock_gettime(CLOCK_REALTIME, &now);
+  atomic_store(&pace_of(view)->began_ns, (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec);
   return true;
 }
 

@@ -11,7 +11,11 @@
 
 static const char usage[] =
     "usage: aliquot-sim COMMAND [options]\n"
-    "  init --gpu PROFILE[:COUNT] ... [--node NAME] [--context-mib N]   make a node (kept if it is there)\n"
+    "  init --gpu PROFILE[:COUNT] ... [--node NAME] [--context-mib N] [--driver 535|570|580|595]\n"
+    "       [--fabric DOMAIN[:CLIQUE]]       make a node (kept if it is there); NVLinks to other nodes\n"
+    "  set [--gpu G] --time-slice-us N|fifo  how long a process has the GPU while others wait; fifo: a "
+    "kernel\n"
+    "  set --nvml exact|real [--nvml-lag-ms N] [--nvml-step PERCENT]   how NVML tells utilisation\n"
     "  cdi --lib-dir DIR [--kind KIND]      print the CDI specification of its GPUs; DIR holds the "
     "libraries\n"
     "  books [--json]                       print what every GPU, group and process holds and held at most\n"
@@ -101,8 +105,69 @@ static bool take_size(const char *name, const char *text, uint64_t *bytes) {
   return false;
 }
 
+static bool take_driver(struct tool_options *options, const char *value) {
+  for (unsigned i = 0; i < sim_driver_count; i++) {
+    char branch[16];
+    snprintf(branch, sizeof branch, "%u", sim_drivers[i].branch);
+    if (strcmp(branch, value) == 0) {
+      options->driver = i;
+      return true;
+    }
+  }
+  fprintf(stderr, "aliquot-sim: --driver %s: there are 535, 570, 580 and 595\n", value);
+  return false;
+}
+
+static bool take_fabric(struct tool_options *options, const char *value) {
+  static char name[SIM_NAME];
+  uint64_t clique = 1;
+  size_t length = strcspn(value, ":");
+  if (length == 0 || length >= sizeof name) {
+    fprintf(stderr, "aliquot-sim: --fabric %s: give a name of 1 to %u characters\n", value, SIM_NAME - 1);
+    return false;
+  }
+  if (value[length] == ':' && !take_number("--fabric", value + length + 1, 65535, &clique)) {
+    return false;
+  }
+  memcpy(name, value, length);
+  options->fabric = name;
+  options->clique = (uint32_t)clique;
+  return true;
+}
+
+static bool take_setting(struct tool_options *options, const char *name, const char *value, bool *known) {
+  uint64_t number = 0;
+  *known = true;
+  if (strcmp(name, "--time-slice-us") == 0) {
+    options->has_slice = strcmp(value, "fifo") == 0 || take_number(name, value, 1000000, &options->slice_us);
+    return options->has_slice;
+  }
+  if (strcmp(name, "--nvml-lag-ms") == 0) {
+    options->has_lag = take_number(name, value, 1000, &number);
+    options->lag_ms = (uint32_t)number;
+    return options->has_lag;
+  }
+  if (strcmp(name, "--nvml-step") == 0) {
+    options->has_step = take_number(name, value, 50, &number);
+    options->step = (uint32_t)number;
+    return options->has_step;
+  }
+  if (strcmp(name, "--nvml") == 0) {
+    options->nvml = value;
+    bool valid = strcmp(value, "exact") == 0 || strcmp(value, "real") == 0;
+    return valid || (fprintf(stderr, "aliquot-sim: --nvml %s: give exact or real\n", value), false);
+  }
+  *known = false;
+  return false;
+}
+
 static bool take_fault_option(struct tool_options *options, const char *name, const char *value) {
   uint64_t code = 0;
+  bool known;
+  bool taken = take_setting(options, name, value, &known);
+  if (known) {
+    return taken;
+  }
   if (strcmp(name, "--code") == 0 && take_number(name, value, UINT32_MAX, &code)) {
     options->code = (uint32_t)code;
     return true;
@@ -137,6 +202,10 @@ static bool take_option(struct tool_options *options, const char *name, const ch
       return false;
     }
     options->context_bytes = (uint64_t)mib << 20;
+  } else if (strcmp(name, "--driver") == 0) {
+    return take_driver(options, value);
+  } else if (strcmp(name, "--fabric") == 0) {
+    return take_fabric(options, value);
   } else if (strcmp(name, "--gpu") == 0 && options->what) {
     options->gpu_name = value;
   } else if (strcmp(name, "--gpu") == 0) {
@@ -174,14 +243,13 @@ int main(int argc, char **argv) {
   static const struct {
     const char *name;
     int (*run)(const struct tool_options *options);
-  } commands[] = {{"init", tool_init},
-                  {"cdi", tool_cdi},
-                  {"books", tool_books},
-                  {"reset", tool_reset},
-                  {"inject", tool_inject}};
+  } commands[] = {{"init", tool_init},   {"cdi", tool_cdi}, {"books", tool_books},
+                  {"reset", tool_reset}, {"set", tool_set}, {"inject", tool_inject}};
   char host[SIM_NAME] = "node";
   gethostname(host, sizeof host - 1);
   struct tool_options options = {.root = node_root(), .node = host, .kind = "sim.aliquot.dev/gpu"};
+  for (options.driver = 0; sim_drivers[options.driver].branch != SIM_DRIVER_DEFAULT; options.driver++) {
+  }
   if (argc < 2 || strcmp(argv[1], "--help") == 0) {
     fputs(usage, argc < 2 ? stderr : stdout);
     return argc < 2 ? 2 : 0;
@@ -189,7 +257,7 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
     if (strcmp(argv[1], commands[i].name) == 0) {
       int taken = commands[i].run == tool_inject && argc > 2 ? 3 : 2;
-      options.what = taken == 3 ? argv[2] : NULL;
+      options.what = taken == 3 ? argv[2] : commands[i].run == tool_set ? "" : NULL;
       return parse(&options, argc - taken, argv + taken) ? commands[i].run(&options) : 2;
     }
   }

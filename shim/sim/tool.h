@@ -16,6 +16,16 @@ struct tool_options {
   uint32_t profile[SIM_GPUS];
   uint64_t context_bytes; /* 0 = as the profile says */
   bool json;
+  uint32_t driver;    /* index into sim_drivers */
+  const char *fabric; /* name of the NVLink domain, or NULL */
+  uint32_t clique;
+  uint64_t slice_us; /* set: 0 = a kernel at a time */
+  bool has_slice;
+  uint32_t lag_ms;
+  bool has_lag;
+  uint32_t step;
+  bool has_step;
+  const char *nvml;     /* set: "exact" or "real" */
   const char *what;     /* inject: the fault */
   const char *gpu_name; /* inject: an index or a UUID */
   uint32_t code;
@@ -29,7 +39,11 @@ int tool_init(const struct tool_options *options);
 int tool_cdi(const struct tool_options *options);
 int tool_books(const struct tool_options *options);
 int tool_reset(const struct tool_options *options);
+int tool_set(const struct tool_options *options);
 int tool_inject(const struct tool_options *options);
+
+/* The GPU of an index or of the beginning of one UUID; -1, with a message, if there is none. */
+int tool_gpu(const struct node *node, const char *name);
 
 /* Map the state, or say why not. */
 bool tool_open(const struct tool_options *options, struct node *node);

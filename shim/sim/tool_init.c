@@ -46,6 +46,13 @@ static void describe(struct sim_state *state, const struct tool_options *options
   state->layout = SIM_LAYOUT;
   state->size = sizeof *state;
   state->gpus = options->gpus;
+  state->driver = options->driver;
+  atomic_store(&state->nvml_step, 1);
+  if (options->fabric) {
+    make_uuid(options->fabric, 0, state->fabric_uuid);
+    state->in_fabric = 1;
+    state->fabric_clique = options->clique;
+  }
   snprintf(state->node, sizeof state->node, "%s", options->node);
   for (unsigned i = 0; i < options->gpus; i++) {
     struct sim_gpu *gpu = &state->gpu[i];
@@ -61,7 +68,10 @@ static void describe(struct sim_state *state, const struct tool_options *options
 }
 
 static bool same_node(const struct sim_state *one, const struct sim_state *other) {
-  bool same = one->gpus == other->gpus && strcmp(one->node, other->node) == 0;
+  bool same = one->gpus == other->gpus && strcmp(one->node, other->node) == 0 &&
+              one->driver == other->driver && one->in_fabric == other->in_fabric &&
+              one->fabric_clique == other->fabric_clique &&
+              memcmp(one->fabric_uuid, other->fabric_uuid, sizeof one->fabric_uuid) == 0;
   for (unsigned i = 0; same && i < one->gpus; i++) {
     const struct sim_gpu *a = &one->gpu[i];
     const struct sim_gpu *b = &other->gpu[i];

@@ -23,13 +23,12 @@
 #define XID_FALLEN_OFF_BUS  79
 #define XID_LARGEST         1023
 
-/* The GPU of an index or of the beginning of one UUID; -1, with a message, if there is none. */
-static int gpu_named(const struct node *node, const char *name) {
+int tool_gpu(const struct node *node, const char *name) {
   const struct sim_state *state = node->state;
   int found = -1;
   char *end;
   if (!name) {
-    fprintf(stderr, "aliquot-sim: inject needs --gpu with the index or the UUID of a GPU\n");
+    fprintf(stderr, "aliquot-sim: --gpu is missing: give the index or the UUID of a GPU\n");
     return -1;
   }
   unsigned long index = strtoul(name, &end, 10);
@@ -158,7 +157,7 @@ int tool_inject(const struct tool_options *options) {
   struct node node;
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
     if (options->what && strcmp(options->what, faults[i].name) == 0) {
-      int gpu = tool_open(options, &node) ? gpu_named(&node, options->gpu_name) : -1;
+      int gpu = tool_open(options, &node) ? tool_gpu(&node, options->gpu_name) : -1;
       return gpu < 0 ? 1 : faults[i].run(&node, gpu, options);
     }
   }

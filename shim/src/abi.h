@@ -79,7 +79,8 @@ enum { CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
 enum {
   CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-  CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39
+  CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
+  CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
 };
 enum {
   CU_AD_FORMAT_UNSIGNED_INT8 = 1,
@@ -105,15 +106,10 @@ enum {
   CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6,
 };
 
+/* For a locality domain the lowest byte of `id` is the device. */
 typedef struct {
   CUmemLocationType type;
-  union {
-    int id;
-    struct {
-      unsigned char deviceId;
-      unsigned char localityDomainId;
-    } localized;
-  };
+  int id;
 } CUmemLocation;
 
 typedef struct {
@@ -132,12 +128,7 @@ typedef struct {
   CUmemAllocationHandleType requestedHandleTypes;
   CUmemLocation location;
   void *win32HandleMetaData;
-  struct {
-    unsigned char compressionType;
-    unsigned char gpuDirectRDMACapable;
-    unsigned short usage;
-    unsigned char reserved[4];
-  } allocFlags;
+  unsigned char rest[8];
 } CUmemAllocationProp;
 
 typedef struct {
@@ -190,8 +181,11 @@ enum {
   CU_LIMIT_STACK_SIZE = 0,
   CU_LIMIT_PRINTF_FIFO_SIZE = 1,
   CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+  CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH = 3,
+  CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT = 4,
   CU_LIMIT_MAX_L2_FETCH_GRANULARITY = 5, /* takes no memory */
   CU_LIMIT_PERSISTING_L2_CACHE_SIZE = 6, /* nor does this */
+  CU_LIMIT_PER_BLOCK_MEMORY_SIZE = 10,
 };
 
 #endif

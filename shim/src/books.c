@@ -12,10 +12,8 @@
 #include <errno.h>
 #include <time.h>
 
-#include "pools.h"
 #include "slot.h"
 #include "state.h"
-#include "vmm.h"
 
 enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
 
@@ -24,25 +22,32 @@ enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
 #define SANE_CONTEXTS (1ULL << 20)
 #define REFRESH_NS    50000000ULL
 
+void (*aq_reclaim)(struct aq_share *share);
+
 static inline uint64_t lesser(uint64_t a, uint64_t b) {
   return a < b ? a : b;
+}
+
+static inline uint64_t beyond(uint64_t value, uint64_t measured) {
+  return value > measured ? value - measured : 0;
 }
 
 static inline uint64_t charge_of(const struct aq_slot *slot, uint64_t context_estimate) {
   uint64_t used = __atomic_load_n(&slot->used_bytes, __ATOMIC_SEQ_CST);
   uint64_t contexts = __atomic_load_n(&slot->contexts, __ATOMIC_SEQ_CST);
+  uint64_t code = __atomic_load_n(&slot->code_bytes, __ATOMIC_SEQ_CST);
   uint64_t overhead = aq_word(&slot->overhead_bytes);
-  if (contexts == 0 && (overhead == AQ_OVERHEAD_UNKNOWN || overhead == 0))
+  if (contexts == 0 && code == 0 && (overhead == AQ_OVERHEAD_UNKNOWN || overhead == 0))
     return used;
   if (overhead == AQ_OVERHEAD_UNKNOWN) {
     overhead = 0;
   } else {
-    uint64_t measured = aq_word(&slot->measured_contexts);
-    contexts = contexts > measured ? contexts - measured : 0;
+    contexts = beyond(contexts, aq_word(&slot->measured_contexts));
+    code = beyond(code, aq_word(&slot->measured_code_bytes));
   }
-  if (used > SANE_BYTES || overhead > SANE_BYTES || contexts > SANE_CONTEXTS)
+  if (used > SANE_BYTES || overhead > SANE_BYTES || code > SANE_BYTES || contexts > SANE_CONTEXTS)
     return UINT64_MAX;
-  return used + overhead + contexts * context_estimate;
+  return used + overhead + code + contexts * context_estimate;
 }
 
 uint64_t aq_slot_charge(const struct aq_slot *slot, uint64_t context_estimate) {
@@ -104,23 +109,27 @@ static inline bool try_announce(struct aq_share *share, struct aq_slot *slot, ui
   return true;
 }
 
+/* The words of a slot in which something is announced. */
+enum word { USED, CONTEXTS, CODE };
+
+static uint64_t *word_of(struct aq_slot *slot, enum word word) {
+  return word == USED ? &slot->used_bytes : word == CONTEXTS ? &slot->contexts : &slot->code_bytes;
+}
+
 /* At the limit: sweep, then wait a little for others who may be about to step back. */
-static bool announce_slowly(struct aq_share *share, uint64_t bytes, uint64_t contexts, uint64_t *generation) {
+static bool announce_slowly(struct aq_share *share, enum word word, uint64_t amount, uint64_t *generation) {
   for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
     if (attempt == 0)
       aq_slot_sweep(share);
-    if (attempt == 0 && !contexts) { /* what the program gave back is there for it to take */
-      aq_vmm_settle_exports();
-      aq_pools_reclaim(share);
-    }
+    if (attempt == 0 && word != CONTEXTS && aq_reclaim)
+      aq_reclaim(share);
     struct aq_slot *slot = aq_slot_own(share);
     if (!slot)
       break;
     if (attempt > 0)
       pause_after(attempt, share, slot);
     *generation = aq_word(&share->generation);
-    uint64_t *word = contexts ? &slot->contexts : &slot->used_bytes;
-    if (try_announce(share, slot, word, contexts ? contexts : bytes, aq_share_limit(share)))
+    if (try_announce(share, slot, word_of(slot, word), amount, aq_share_limit(share)))
       return true;
   }
   return false;
@@ -140,7 +149,7 @@ static inline bool announce(struct aq_share *share, uint64_t bytes, uint64_t *ge
   *generation = aq_word(&share->generation);
   if (slot && try_announce(share, slot, &slot->used_bytes, bytes, limit))
     return true;
-  return announce_slowly(share, bytes, 0, generation) || refused(share);
+  return announce_slowly(share, USED, bytes, generation) || refused(share);
 }
 
 /* Nothing is taken from a slot that was swept meanwhile: it never held the bytes. */
@@ -260,26 +269,47 @@ void aq_free_end(const struct aq_freed *freed, bool done) {
 bool aq_context_reserve(struct aq_share *share) {
   uint64_t generation;
   if (aq_word(&share->quota->context_estimate_bytes) > aq_share_limit(share) ||
-      !announce_slowly(share, 0, 1, &generation))
+      !announce_slowly(share, CONTEXTS, 1, &generation))
     return refused(share);
   __atomic_add_fetch(&share->contexts, 1, __ATOMIC_SEQ_CST);
   return true;
 }
 
-void aq_context_cancel(struct aq_share *share) {
-  __atomic_sub_fetch(&share->contexts, 1, __ATOMIC_SEQ_CST);
+/* Takes away what restore_word would otherwise put back: first from the share, then from the slot. */
+static void take_from_word(struct aq_share *share, uint64_t *ours, enum word word, uint64_t amount) {
+  __atomic_sub_fetch(ours, amount, __ATOMIC_SEQ_CST);
   struct aq_slot *slot = aq_slot_own(share);
-  if (!slot || aq_word(&slot->contexts) == 0)
+  if (!slot || aq_word(word_of(slot, word)) < amount)
     return;
-  __atomic_sub_fetch(&slot->contexts, 1, __ATOMIC_SEQ_CST);
+  __atomic_sub_fetch(word_of(slot, word), amount, __ATOMIC_SEQ_CST);
   count_change(slot);
+}
+
+void aq_context_cancel(struct aq_share *share) {
+  take_from_word(share, &share->contexts, CONTEXTS, 1);
+}
+
+bool aq_code_reserve(struct aq_share *share, uint64_t bytes) {
+  uint64_t generation;
+  if (bytes > aq_share_limit(share) || bytes > SANE_BYTES ||
+      !announce_slowly(share, CODE, bytes, &generation))
+    return refused(share);
+  __atomic_add_fetch(&share->code_bytes, bytes, __ATOMIC_SEQ_CST);
+  return true;
+}
+
+void aq_code_cancel(struct aq_share *share, uint64_t bytes) {
+  if (bytes)
+    take_from_word(share, &share->code_bytes, CODE, bytes);
 }
 
 void aq_context_drop(struct aq_share *share, CUcontext context) {
   uint64_t generation;
-  uint64_t bytes = aq_records_drop_context(share, context, &generation);
+  uint64_t code_bytes;
+  uint64_t bytes = aq_records_drop_context(share, context, &code_bytes, &generation);
   if (bytes)
     give_back(share, bytes, generation);
+  aq_code_cancel(share, code_bytes);
 }
 
 CUcontext aq_context_rename(struct aq_share *share, CUcontext context) {
@@ -332,6 +362,16 @@ bool aq_is_over(const struct aq_share *share, uint64_t slack) {
   uint64_t limit = aq_share_limit(share);
   uint64_t sum = sum_of(share);
   return sum > limit && sum - limit > slack;
+}
+
+bool aq_is_full_with(const struct aq_share *share, uint64_t bytes) {
+  uint64_t limit = aq_share_limit(share);
+  uint64_t sum = sum_of(share);
+  return sum > limit || bytes > limit - sum;
+}
+
+uint64_t aq_context_estimate(const struct aq_share *share) {
+  return aq_word(&share->quota->context_estimate_bytes);
 }
 
 void aq_count_refusal(struct aq_share *share) {

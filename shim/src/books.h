@@ -16,6 +16,10 @@ struct aq_charge {
   uint64_t bytes;
 };
 
+/* Called before a refusal, without a lock: what the program gave back to its pools is there for it to
+ * take. Set once, before the first reservation; NULL: nothing to take back. */
+extern void (*aq_reclaim)(struct aq_share *share);
+
 /* Announces `bytes` if the share stays within its limit at every instant. False: refused and
  * counted, the caller answers OUT_OF_MEMORY. */
 bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge);
@@ -55,6 +59,9 @@ void aq_free_end(const struct aq_freed *freed, bool done);
 /* A context: announced before it is made, at the quota's estimate. */
 bool aq_context_reserve(struct aq_share *share);
 void aq_context_cancel(struct aq_share *share);
+/* Code that is to be loaded: what it really takes is measured by the agent. */
+bool aq_code_reserve(struct aq_share *share, uint64_t bytes);
+void aq_code_cancel(struct aq_share *share, uint64_t bytes);
 /* Its memory is gone with it. */
 void aq_context_drop(struct aq_share *share, CUcontext context);
 /* A context is about to be destroyed: its handle may be in use again before the driver returns,
@@ -74,6 +81,10 @@ struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t
 bool aq_is_full(struct aq_share *share);
 /* True if more than `slack` beyond the limit is taken. */
 bool aq_is_over(const struct aq_share *share, uint64_t slack);
+/* True if `bytes` more would pass the limit. Not counted. */
+bool aq_is_full_with(const struct aq_share *share, uint64_t bytes);
+/* What a context counts until it is measured. */
+uint64_t aq_context_estimate(const struct aq_share *share);
 /* A refusal that was decided elsewhere. */
 void aq_count_refusal(struct aq_share *share);
 /* The size alone. */

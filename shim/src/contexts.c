@@ -27,6 +27,7 @@ static struct {
 } primaries[AQ_MAX_DEVICES];
 
 static CUcontext sole;
+static unsigned aliases; /* of green contexts */
 
 /* Under the lock, after each change. */
 static void find_sole(void) {
@@ -126,10 +127,47 @@ bool aq_primary_end(CUdevice device, struct aq_share *share, uint64_t epoch) {
   return ended;
 }
 
+void aq_contexts_add_green(CUgreenCtx green, CUdevice device) {
+  aq_note(&(struct aq_record){.thing = AQ_GREEN, .key = (uintptr_t)green, .number = (uint32_t)device});
+}
+
+bool aq_contexts_remove_green(CUgreenCtx green, CUdevice *device) {
+  struct aq_freed freed;
+  struct aq_freed alias;
+  if (!aq_free_begin(AQ_GREEN, (uintptr_t)green, &freed))
+    return false;
+  if (freed.record.context && aq_free_begin(AQ_ALIAS, (uintptr_t)freed.record.context, &alias))
+    __atomic_sub_fetch(&aliases, 1, __ATOMIC_SEQ_CST);
+  *device = (CUdevice)freed.record.number;
+  return true;
+}
+
+void aq_contexts_add_alias(CUcontext context, CUgreenCtx green) {
+  struct aq_freed freed;
+  struct aq_record known;
+  if (aq_records_find(AQ_ALIAS, (uintptr_t)context, &known) ||
+      !aq_free_begin(AQ_GREEN, (uintptr_t)green, &freed))
+    return;
+  __atomic_add_fetch(&aliases, 1, __ATOMIC_SEQ_CST);
+  aq_note(&(struct aq_record){
+      .thing = AQ_ALIAS, .key = (uintptr_t)context, .context = primaries[freed.record.number].context});
+  freed.record.context = context;
+  aq_note(&freed.record);
+}
+
+CUcontext aq_contexts_owner(CUcontext context) {
+  struct aq_record alias;
+  if (__atomic_load_n(&aliases, __ATOMIC_ACQUIRE) > 0 &&
+      aq_records_find(AQ_ALIAS, (uintptr_t)context, &alias))
+    return alias.context;
+  return context;
+}
+
 void aq_contexts_reset(void) {
   memset(made, 0, sizeof(made));
   memset(primaries, 0, sizeof(primaries));
   made_count = 0;
+  aliases = 0;
   sole = NULL;
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -31,6 +31,15 @@ bool aq_primary_end(CUdevice device, struct aq_share *share, uint64_t epoch);
 /* The context, if this process has exactly one; else NULL. No lock. */
 CUcontext aq_contexts_sole(void);
 
+/* A green context of `device`. */
+void aq_contexts_add_green(CUgreenCtx green, CUdevice device);
+/* False: not on record. */
+bool aq_contexts_remove_green(CUgreenCtx green, CUdevice *device);
+/* `context` stands for a green context, whose memory is the primary context's. */
+void aq_contexts_add_alias(CUcontext context, CUgreenCtx green);
+/* The context that memory ends with when `context` is current. */
+CUcontext aq_contexts_owner(CUcontext context);
+
 /* In a forked child. */
 void aq_contexts_reset(void);
 

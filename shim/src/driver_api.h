@@ -9,6 +9,10 @@
 
 #include "abi.h"
 
+/* Of libvdpau; handed on. */
+typedef uint32_t VdpDevice;
+typedef struct VdpGetProcAddress_st VdpGetProcAddress;
+
 #pragma GCC visibility push(default)
 
 CUresult cuInit(unsigned int flags);
@@ -45,6 +49,16 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned 
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuCtxDetach(CUcontext context);
+CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev);
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev);
+CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, VdpDevice vdp,
+                          VdpGetProcAddress *lookup);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev, VdpDevice vdp,
+                             VdpGetProcAddress *lookup);
+CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice dev, unsigned int flags);
+CUresult cuGreenCtxDestroy(CUgreenCtx context);
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev);
 CUresult cuCtxSetLimit(CUlimit limit, size_t value);
 CUresult cuCtxGetLimit(size_t *value, CUlimit limit);
 CUresult cuCtxGetCurrent(CUcontext *context);
@@ -122,6 +136,21 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap);
 CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needs, CUarray array, CUdevice dev);
 CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needs, CUmipmappedArray mipmap,
                                                CUdevice dev);
+
+/* code */
+CUresult cuModuleLoad(CUmodule *module, const char *path);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
+                            void **values);
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image);
+CUresult cuModuleUnload(CUmodule module);
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values,
+                           unsigned int count, CUlibraryOption *library_options, void **library_values,
+                           unsigned int library_count);
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
+                               unsigned int count, CUlibraryOption *library_options, void **library_values,
+                               unsigned int library_count);
+CUresult cuLibraryUnload(CUlibrary library);
 
 /* captures and graphs */
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);

@@ -24,7 +24,6 @@
 #define AQ_HOOK(library, symbol) .set aq_index, aq_index + 1
 #define AQ_USED(library, symbol) .set aq_index, aq_index + 1
 #define AQ_GATE(library, symbol) GATE symbol
-#define AQ_LOAD(library, symbol) GATE symbol
 #include "hooks.def"
 
         .section .note.GNU-stack, "", %progbits

@@ -2,8 +2,7 @@
  *
  * AQ_GATE of hooks.def: entry points that take device memory which is not accounted. Where a
  * limit holds they answer NOT_SUPPORTED, with outputs untouched; where every GPU in sight is
- * unlimited they are the driver's own. AQ_LOAD: entry points that load code; they answer
- * OUT_OF_MEMORY while the share of the current context is full.
+ * unlimited they are the driver's own.
  */
 #ifndef ALIQUOT_GATES_H
 #define ALIQUOT_GATES_H

@@ -5,6 +5,7 @@
 #include "books.h"
 #include "contexts.h"
 #include "hooks.h"
+#include "pools.h"
 #include "state.h"
 
 /* The share that is to pay for a context on `dev`. */
@@ -17,6 +18,17 @@ static CUresult payer(CUdevice dev, struct aq_share **share) {
   return *share ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
 }
 
+/* What the program gave back to its pools is there for a context as well. */
+static void make_room(struct aq_share *share) {
+  if (aq_is_full_with(share, aq_context_estimate(share)) && aq_reclaim)
+    aq_reclaim(share);
+}
+
+static bool enter_primary(CUdevice dev, struct aq_share *share) {
+  make_room(share);
+  return aq_primary_enter(dev, share);
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev) {
   struct aq_share *share;
   if (!AQ_REAL(cuDevicePrimaryCtxRetain))
@@ -26,7 +38,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev) {
   CUresult result = payer(dev, &share);
   if (result != CUDA_SUCCESS)
     return result;
-  if (!aq_primary_enter(dev, share))
+  if (!enter_primary(dev, share))
     return CUDA_ERROR_OUT_OF_MEMORY;
   aq_depth++;
   result = AQ_REAL(cuDevicePrimaryCtxRetain)(context, dev);
@@ -48,6 +60,7 @@ static CUresult settle_primary(CUresult result, CUdevice dev) {
       break;
     ended = aq_primary_end(dev, share, epoch);
   }
+  aq_pools_refresh(); /* the driver says what a reset leaves of them */
   return result;
 }
 
@@ -79,6 +92,7 @@ static CUresult begin(CUdevice dev, struct aq_share **share) {
   CUresult result = payer(dev, share);
   if (result != CUDA_SUCCESS)
     return result;
+  make_room(*share);
   return aq_context_reserve(*share) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -212,25 +226,116 @@ CUresult cuCtxDetach(CUcontext context) {
   return destroyed(AQ_REAL(cuCtxDetach)(context), context, leaving);
 }
 
-/* Stacks, heaps and FIFOs are device memory. They may shrink; to grow them is refused until
- * they are accounted. */
-CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
-  struct aq_here here;
-  size_t now = 0;
-  if (!AQ_REAL(cuCtxSetLimit) || !AQ_REAL(cuCtxGetLimit))
+CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev) {
+  struct aq_share *share;
+  CUcontext made = NULL;
+  if (!AQ_REAL(cuGLCtxCreate))
     return CUDA_ERROR_NOT_SUPPORTED;
-  if (aq_depth > 0 || limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY ||
-      limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
-    return AQ_REAL(cuCtxSetLimit)(limit, value);
-  CUresult result = aq_here(&here);
+  if (aq_depth > 0 || !context)
+    return AQ_REAL(cuGLCtxCreate)(context, flags, dev);
+  CUresult result = begin(dev, &share);
   if (result != CUDA_SUCCESS)
     return result;
-  if (aq_share_is_limited(here.share)) {
-    result = AQ_REAL(cuCtxGetLimit)(&now, limit);
-    if (result != CUDA_SUCCESS)
-      return result;
-    if (value > now)
-      return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  }
-  return AQ_REAL(cuCtxSetLimit)(limit, value);
+  result = AQ_REAL(cuGLCtxCreate)(&made, flags, dev);
+  return settle(result, share, context, made);
+}
+
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev) {
+  struct aq_share *share;
+  CUcontext made = NULL;
+  if (!AQ_REAL(cuGLCtxCreate_v2))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !context)
+    return AQ_REAL(cuGLCtxCreate_v2)(context, flags, dev);
+  CUresult result = begin(dev, &share);
+  if (result != CUDA_SUCCESS)
+    return result;
+  result = AQ_REAL(cuGLCtxCreate_v2)(&made, flags, dev);
+  return settle(result, share, context, made);
+}
+
+CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, VdpDevice vdp,
+                          VdpGetProcAddress *lookup) {
+  struct aq_share *share;
+  CUcontext made = NULL;
+  if (!AQ_REAL(cuVDPAUCtxCreate))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !context)
+    return AQ_REAL(cuVDPAUCtxCreate)(context, flags, dev, vdp, lookup);
+  CUresult result = begin(dev, &share);
+  if (result != CUDA_SUCCESS)
+    return result;
+  result = AQ_REAL(cuVDPAUCtxCreate)(&made, flags, dev, vdp, lookup);
+  return settle(result, share, context, made);
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev, VdpDevice vdp,
+                             VdpGetProcAddress *lookup) {
+  struct aq_share *share;
+  CUcontext made = NULL;
+  if (!AQ_REAL(cuVDPAUCtxCreate_v2))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !context)
+    return AQ_REAL(cuVDPAUCtxCreate_v2)(context, flags, dev, vdp, lookup);
+  CUresult result = begin(dev, &share);
+  if (result != CUDA_SUCCESS)
+    return result;
+  result = AQ_REAL(cuVDPAUCtxCreate_v2)(&made, flags, dev, vdp, lookup);
+  return settle(result, share, context, made);
+}
+
+/* --- green contexts: each holds a reference to the primary one --- */
+
+/* It is active: its handle comes without a cost. */
+static CUcontext primary_of(CUdevice dev) {
+  CUcontext context = NULL;
+  if (AQ_REAL(cuDevicePrimaryCtxRetain) && AQ_REAL(cuDevicePrimaryCtxRelease_v2) &&
+      AQ_REAL(cuDevicePrimaryCtxRetain)(&context, dev) == CUDA_SUCCESS)
+    AQ_REAL(cuDevicePrimaryCtxRelease_v2)(dev);
+  return context;
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice dev,
+                          unsigned int flags) {
+  struct aq_share *share;
+  CUgreenCtx made = NULL;
+  if (!AQ_REAL(cuGreenCtxCreate))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth > 0 || !context)
+    return AQ_REAL(cuGreenCtxCreate)(context, resources, dev, flags);
+  CUresult result = payer(dev, &share);
+  if (result != CUDA_SUCCESS)
+    return result;
+  if (!enter_primary(dev, share))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  aq_depth++;
+  result = AQ_REAL(cuGreenCtxCreate)(&made, resources, dev, flags);
+  CUcontext primary = result == CUDA_SUCCESS ? primary_of(dev) : NULL;
+  aq_depth--;
+  aq_primary_leave(dev, share, primary);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_contexts_add_green(made, dev);
+  *context = made;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+  CUdevice device = -1;
+  if (!AQ_REAL(cuGreenCtxDestroy))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  bool ours = aq_depth == 0 && aq_contexts_remove_green(context, &device);
+  CUresult result = AQ_REAL(cuGreenCtxDestroy)(context);
+  if (ours && result != CUDA_SUCCESS)
+    aq_contexts_add_green(context, device);
+  return ours ? settle_primary(result, device) : result;
+}
+
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
+  if (!AQ_REAL(cuCtxFromGreenCtx))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  CUresult result = AQ_REAL(cuCtxFromGreenCtx)(context, green);
+  if (result == CUDA_SUCCESS && aq_depth == 0)
+    aq_contexts_add_alias(*context, green);
+  return result;
 }

@@ -10,12 +10,10 @@
 #pragma GCC visibility push(default)
 #define AQ_HOOK(library, symbol) void symbol(void);
 #define AQ_GATE                  AQ_HOOK
-#define AQ_LOAD                  AQ_HOOK
 #define AQ_USED(library, symbol)
 #include "hooks.def"
 #undef AQ_HOOK
 #undef AQ_GATE
-#undef AQ_LOAD
 #undef AQ_USED
 #pragma GCC visibility pop
 
@@ -25,7 +23,6 @@
 
 #define AQ_HOOK(library, symbol) [AQ_ID_##symbol] = {#symbol, (void *)symbol, AQ_##library, AQ_KIND_HOOK},
 #define AQ_GATE(library, symbol) [AQ_ID_##symbol] = {#symbol, (void *)symbol, AQ_##library, AQ_KIND_GATE},
-#define AQ_LOAD(library, symbol) [AQ_ID_##symbol] = {#symbol, (void *)symbol, AQ_##library, AQ_KIND_LOAD},
 #define AQ_USED(library, symbol) [AQ_ID_##symbol] = {#symbol, NULL, AQ_##library, AQ_KIND_USED},
 const struct aq_entry aq_entries[AQ_COUNT] = {
 #include "hooks.def"

@@ -9,17 +9,15 @@
 #include "nvml_api.h"
 
 enum aq_library { AQ_CUDA, AQ_NVML, AQ_LIBRARIES };
-enum aq_kind { AQ_KIND_HOOK, AQ_KIND_GATE, AQ_KIND_LOAD, AQ_KIND_USED };
+enum aq_kind { AQ_KIND_HOOK, AQ_KIND_GATE, AQ_KIND_USED };
 
 enum aq_id {
 #define AQ_HOOK(library, symbol) AQ_ID_##symbol,
 #define AQ_GATE                  AQ_HOOK
-#define AQ_LOAD                  AQ_HOOK
 #define AQ_USED                  AQ_HOOK
 #include "hooks.def"
 #undef AQ_HOOK
 #undef AQ_GATE
-#undef AQ_LOAD
 #undef AQ_USED
   AQ_COUNT
 };

@@ -155,6 +155,8 @@ static void trim(struct aq_pool *pool) {
 static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, uint64_t reserved) {
   bool fits = true;
   if (reserved < pool->charged) {
+    if (pool->kind == GRAPH_POOL) /* the driver has made room: what was resident may not be */
+      __atomic_add_fetch(&pool->trims, 1, __ATOMIC_SEQ_CST);
     aq_give_from(pool->share, AQ_RESERVE, pool->number, pool->charged - reserved);
   } else if (reserved > pool->charged) {
     uint64_t grown = reserved - pool->charged;

@@ -217,7 +217,8 @@ void aq_records_unlock_all(void) {
 }
 
 static bool is_of(const struct aq_record *record, const struct aq_share *share, CUcontext context) {
-  return record->key != 0 && record->context == context && record->share == share->index;
+  return record->key != 0 && record->context == context && record->share == share->index &&
+         record->thing != AQ_GREEN && record->thing != AQ_ALIAS;
 }
 
 void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext other) {
@@ -230,7 +231,8 @@ void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext 
   }
 }
 
-static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUcontext context) {
+static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUcontext context,
+                          uint64_t *code_bytes) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < shard->capacity;) {
     if (!is_of(&shard->records[i], share, context)) {
@@ -238,17 +240,21 @@ static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUc
       continue;
     }
     bytes += charged(&shard->records[i]);
+    if (shard->records[i].thing == AQ_CODE)
+      *code_bytes += shard->records[i].bytes;
     erase(shard, i); /* may move another record here: look again */
   }
   shard->total[share->index] -= bytes;
   return bytes;
 }
 
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *generation) {
+uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *code_bytes,
+                                 uint64_t *generation) {
   uint64_t bytes = 0;
+  *code_bytes = 0;
   aq_records_lock_all();
   for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
-    bytes += drop_from(shard, share, context);
+    bytes += drop_from(shard, share, context, code_bytes);
   *generation = share->generation;
   aq_records_unlock_all();
   return bytes;

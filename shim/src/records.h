@@ -23,7 +23,10 @@ enum aq_thing {
   AQ_POOL,    /* pool handle: its number; not charged */
   AQ_RESERVE, /* by number: what a pool has reserved */
   AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */
-  AQ_LIMIT,   /* context, and which of its limits */
+  AQ_LIMIT,   /* context, and which of its limits; `number`: its first value, in steps of 512 */
+  AQ_CODE,    /* module or library; counted as code */
+  AQ_GREEN,   /* green context: its device; `context`, if it has one */
+  AQ_ALIAS,   /* context of a green one: that of whose device has its memory, `context` */
 };
 
 struct aq_record {
@@ -63,9 +66,10 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
 /* Moves all records of `context` on `share` to another one. */
 void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext other);
 
-/* Takes out all records of `context` on `share`; the sum of their bytes. `*generation`: as
- * above. */
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *generation);
+/* Takes out all records of `context` on `share`; the sum of their bytes, and of their code's.
+ * `*generation`: as above. */
+uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *code_bytes,
+                                 uint64_t *generation);
 
 /* Stops all changes; between the two, totals and generations stand still. */
 void aq_records_lock_all(void);

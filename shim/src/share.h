@@ -13,7 +13,7 @@
 
 enum { AQ_MAX_SHARES = 32, AQ_SHARE_NAME = 256 };
 
-/* One mapped share. `slot`, `generation`, `contexts` and `fd` belong to slot.c. */
+/* One mapped share. `slot`, `generation`, `contexts`, `code_bytes` and `fd` belong to slot.c. */
 struct aq_share {
   const struct aq_quota *quota;
   struct aq_ledger *ledger;
@@ -21,6 +21,7 @@ struct aq_share {
   uint64_t generation;  /* of `slot` when we took it */
   uint64_t pid;         /* ours */
   uint64_t contexts;    /* ours on this GPU; never more than `slot` says */
+  uint64_t code_bytes;  /* the same */
   uint64_t swept_ns;
   unsigned index;
   int fd; /* of the ledger, for slot locks; -1 = lost */

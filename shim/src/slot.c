@@ -48,7 +48,8 @@ static bool keep_descriptor(struct aq_share *share) {
 }
 
 static bool is_idle(const struct aq_slot *slot) {
-  return !aq_word(&slot->pid) && !aq_word(&slot->used_bytes) && !aq_word(&slot->contexts);
+  return !aq_word(&slot->pid) && !aq_word(&slot->used_bytes) && !aq_word(&slot->contexts) &&
+         !aq_word(&slot->code_bytes);
 }
 
 /* Under the slot's lock. */
@@ -64,6 +65,8 @@ static void clear(struct aq_slot *slot) {
   aq_word_set(&slot->used_bytes, 0);
   aq_word_set(&slot->contexts, 0);
   aq_word_set(&slot->measured_contexts, 0);
+  aq_word_set(&slot->code_bytes, 0);
+  aq_word_set(&slot->measured_code_bytes, 0);
   aq_word_set(&slot->overhead_bytes, AQ_OVERHEAD_UNKNOWN);
   aq_word_set(&slot->peak_bytes, 0);
   aq_word_set(&slot->pool_bytes, 0);
@@ -91,6 +94,7 @@ static void occupy(struct aq_share *share, struct aq_slot *slot) {
   share->pid = self.pid;
   aq_word_set(&share->generation, aq_word(&slot->generation));
   aq_word_set(&slot->contexts, aq_word(&share->contexts));
+  aq_word_set(&slot->code_bytes, aq_word(&share->code_bytes));
   __atomic_store_n(&slot->used_bytes, aq_records_total(share->index), __ATOMIC_SEQ_CST);
   __atomic_store_n(&share->slot, slot, __ATOMIC_RELEASE);
   aq_records_unlock_all();
@@ -114,6 +118,17 @@ static bool holds_slot(const struct aq_share *share) {
   return slot && aq_word(&slot->generation) == share->generation && aq_word(&slot->pid) == share->pid;
 }
 
+/* Others add to the slot first and to the share last, and take away in reverse. */
+static void restore_word(uint64_t *slots, const uint64_t *ours) {
+  uint64_t seen = __atomic_load_n(slots, __ATOMIC_SEQ_CST);
+  for (;;) {
+    uint64_t held = __atomic_load_n(ours, __ATOMIC_SEQ_CST);
+    if (seen >= held ||
+        __atomic_compare_exchange_n(slots, &seen, held, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+      break;
+  }
+}
+
 /* What our own records say holds, should the shared words say less. */
 static void restore(struct aq_share *share) {
   struct aq_slot *slot = share->slot;
@@ -124,13 +139,8 @@ static void restore(struct aq_share *share) {
   if (used < total)
     __atomic_fetch_add(&slot->used_bytes, total - used, __ATOMIC_SEQ_CST);
   aq_records_unlock_all();
-  uint64_t seen = __atomic_load_n(&slot->contexts, __ATOMIC_SEQ_CST);
-  for (;;) { /* others add to the slot first and to the share last, and take away in reverse */
-    uint64_t contexts = __atomic_load_n(&share->contexts, __ATOMIC_SEQ_CST);
-    if (seen >= contexts || __atomic_compare_exchange_n(&slot->contexts, &seen, contexts, false,
-                                                        __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-      break;
-  }
+  restore_word(&slot->contexts, &share->contexts);
+  restore_word(&slot->code_bytes, &share->code_bytes);
 }
 
 static void sweep_one(const struct aq_share *share, unsigned index) {

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "books.h"
 #include "capture.h"
 #include "contexts.h"
 #include "graphs.h"
@@ -59,12 +60,18 @@ static void after_fork_in_child(void) {
   errno = saved;
 }
 
+static void reclaim(struct aq_share *share) {
+  aq_vmm_settle_exports();
+  aq_pools_reclaim(share);
+}
+
 static bool attach(void) {
   static bool fork_handled; /* handlers are inherited */
   if (share_count > 0)
     return true;
   if (!fork_handled)
     fork_handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+  aq_reclaim = reclaim;
   if (fork_handled)
     share_count = aq_shares_map(aq_shares);
   return share_count > 0;
@@ -155,7 +162,7 @@ CUdevice aq_location_device(const CUmemLocation *location) {
   case CU_MEM_LOCATION_TYPE_INVISIBLE:
     return -1;
   case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
-    return location->localized.deviceId;
+    return location->id & 0xff;
   default:
     return location->id;
   }
@@ -181,6 +188,7 @@ static CUresult ask_driver(struct aq_here *here) {
     result = AQ_REAL(cuCtxGetCurrent)(&here->context);
   if (result != CUDA_SUCCESS)
     return result;
+  here->context = aq_contexts_owner(here->context);
   here->share = aq_device_share(device);
   return here->share ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
 }

@@ -44,6 +44,13 @@ def _replace_by_directory(path: Path) -> None:
     path.mkdir()
 
 
+def _swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
 DAMAGE: Final[dict[str, Callable[[Path], object]]] = {
     "no-share": shutil.rmtree,
     "no-quota": lambda share: (share / "quota").unlink(),
@@ -62,6 +69,7 @@ DAMAGE: Final[dict[str, Callable[[Path], object]]] = {
     "ledger-slots": lambda share: shares.poke(share, "ledger", 16, b"\xff\xff"),
     "ledger-truncated": lambda share: _truncate(share / "ledger", region.LEDGER_SIZE - 1),
     "ledger-empty": lambda share: _truncate(share / "ledger", 0),
+    "swapped": lambda share: _swap(share / "quota", share / "ledger"),
     "hidden-name": lambda share: share.rename(share.with_name(".share")),
 }
 

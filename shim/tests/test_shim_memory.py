@@ -13,7 +13,6 @@ from shim.tests.probe import (
     NOT_SUPPORTED,
     OUT_OF_MEMORY,
     SUCCESS,
-    UNSUPPORTED_LIMIT,
     Probe,
 )
 from shim.tests.sandbox import MIB, Sandbox
@@ -158,7 +157,6 @@ def test_pitch_is_refused_before_the_driver_is_asked(
     ("symbol", "arguments"),
     [
         pytest.param("cuMemAlloc", ("&4", 8 * MIB), id="32-bit"),
-        pytest.param("cuMemAllocManaged", ("&4", 8 * MIB, 1), id="managed"),
         pytest.param("cuMemAllocPitch", ("&4", "&5", 512, 16384, 4), id="pitch-32-bit"),
     ],
 )
@@ -170,8 +168,21 @@ def test_other_families_count_in_full(
     cells = probe.ok(symbol, *arguments).cells
     assert shares.usage(share).used_bytes == 8 * MIB == requested(node)[0]
     assert probe.alloc(LIMIT - 8 * MIB + 1)[0] == OUT_OF_MEMORY
-    assert probe.free(cells[4] & 0xFFFFFFFF if symbol != "cuMemAllocManaged" else cells[4]) == SUCCESS
+    assert probe.free(cells[4] & 0xFFFFFFFF) == SUCCESS
     assert shares.usage(share).used_bytes == 0 == requested(node)[0]
+
+
+def test_managed_memory_counts_in_full_wherever_its_pages_are(
+    node: Sandbox, share: Path, start: Start
+) -> None:
+    probe = start(node)
+    probe.begin()
+    pointer = probe.ok("cuMemAllocManaged", "&4", 8 * MIB, 1).cells[4]
+    assert shares.usage(share).used_bytes == 8 * MIB
+    assert taken(node)[0] == 0, "no page of it has been used on the GPU"
+    assert probe.alloc(LIMIT - 8 * MIB + 1)[0] == OUT_OF_MEMORY
+    assert probe.free(pointer) == SUCCESS
+    assert shares.usage(share).used_bytes == 0
 
 
 def test_context_is_reserved_at_its_estimate_before_it_is_made(node: Sandbox, start: Start) -> None:
@@ -350,18 +361,15 @@ def test_code_is_loaded_only_while_there_is_room(
     assert probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result == answer
 
 
-def test_context_limits_may_not_grow(node: Sandbox, share: Path, start: Start) -> None:
-    probe, bare = start(node), start(node, bare=True)
-    for one in (probe, bare):
-        one.begin()
+def test_context_limit_that_does_not_fit_is_refused(node: Sandbox, share: Path, start: Start) -> None:
+    probe = start(node)
+    probe.begin()
     heap = 2  # CU_LIMIT_MALLOC_HEAP_SIZE
-    query = bare.call("cuCtxGetLimit", "&10", heap)
-    if query.result != SUCCESS:
-        assert probe.call("cuCtxSetLimit", heap, 1).result == query.result
-        pytest.skip("the simulated driver has no context limits yet")
-    now = query.cells[10]
-    assert probe.call("cuCtxSetLimit", heap, now + 1).result == UNSUPPORTED_LIMIT
-    assert probe.call("cuCtxSetLimit", heap, now).result == bare.call("cuCtxSetLimit", heap, now).result
+    assert probe.call("cuCtxSetLimit", heap, LIMIT + 16 * MIB).result == OUT_OF_MEMORY
+    assert shares.usage(share).used_bytes == 0
+    probe.ok("cuCtxSetLimit", heap, 8 * MIB + LIMIT)
+    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+    assert taken(node) == (LIMIT, LIMIT)
 
 
 def test_unlimited_share_is_the_bare_driver_but_for_its_books(node: Sandbox, start: Start) -> None:

@@ -40,7 +40,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory, build: Path) -> Path:
     """Folder of the C programs that use the driver."""
     folder = tmp_path_factory.mktemp("clients")
     options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-Wl,-z,now"]
-    for name in ("storm", "steps"):
+    for name in ("storm", "steps", "families"):
         source = str(HERE / f"{name}.c")
         subprocess.run(
             ["cc", *options, "-o", str(folder / name), source, str(build / "libcuda.so.1")], check=True
@@ -58,3 +58,9 @@ def storm(clients: Path) -> Path:
 def steps(clients: Path) -> Path:
     """The single-stepper (steps.c)."""
     return clients / "steps"
+
+
+@pytest.fixture(scope="session")
+def families(clients: Path) -> Path:
+    """The hammer for all families of memory (families.c)."""
+    return clients / "families"

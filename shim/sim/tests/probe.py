@@ -128,6 +128,27 @@ def close_descriptor(descriptor: int) -> dict[str, Any]:
     return {"code": 0, "outputs": []}
 
 
+STARTED: list[tuple[threading.Thread, list[dict[str, Any]]]] = []
+
+
+def begin_in_thread(name: str, *arguments: Any) -> dict[str, Any]:
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.append(call(name, *arguments)), daemon=True)
+    thread.start()
+    STARTED.append((thread, answers))
+    return {"code": 0, "outputs": []}
+
+
+def thread_has_ended() -> dict[str, Any]:
+    return {"code": 0, "outputs": [not STARTED[-1][0].is_alive()]}
+
+
+def finish_thread() -> dict[str, Any]:
+    thread, answers = STARTED.pop()
+    thread.join()
+    return answers[0]
+
+
 def pipe_end() -> dict[str, Any]:
     """Any descriptor will do for external memory."""
     reader, writer = os.pipe()
@@ -186,9 +207,11 @@ def become_another_program() -> dict[str, Any]:
 def main() -> None:
     functions = (in_thread, in_fork, fork_sleeper, close_descriptors)
     descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
+    threads = (begin_in_thread, thread_has_ended, finish_thread)
     hosts = (launch_host, called_on_host, open_gate)
     own: dict[str, Callable[..., Any]] = {
-        function.__name__: function for function in (*functions, *descriptors, *hosts, pipe_end, ask_pointer)
+        function.__name__: function
+        for function in (*functions, *threads, *descriptors, *hosts, pipe_end, ask_pointer)
     }
     own["become_another_program"] = become_another_program
     print(json.dumps({"code": 0, "outputs": [os.getpid()]}), flush=True)

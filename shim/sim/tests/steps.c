@@ -4,11 +4,12 @@
  * stopped, this process works on the same GPU in the same group. Whatever the
  * moment, the GPU must have what it should have.
  *
- *   steps alloc|free kill FIRST STRIDE   each moment with a process of its own, which is killed there
- *   steps alloc|free walk                one process, which is stopped at every moment and goes on
+ *   steps OPERATION kill FIRST STRIDE    each moment with a process of its own, which is killed there
+ *   steps OPERATION walk                 one process, which is stopped at every moment and goes on
  *   steps sweep overtake FIRST STRIDE    it is freeing the memory of a dead process when others do it first,
  * and a new process takes the dead one's place
  *
+ * Operations: alloc, free; share, unshare (memory that can be exported, and thus has a slot of its own).
  * Prints how many instructions the operation has.
  */
 #define _GNU_SOURCE
@@ -27,6 +28,8 @@ int cuCtxSetCurrent(void *context);
 int cuMemAlloc_v2(uint64_t *address, size_t size);
 int cuMemFree_v2(uint64_t address);
 int cuMemGetInfo_v2(size_t *free, size_t *total);
+int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned long long flags);
+int cuMemRelease(uint64_t handle);
 
 #define SIZE (100UL << 20)
 
@@ -50,23 +53,43 @@ static size_t available(void) {
   return free_bytes;
 }
 
+/* Device memory of GPU 0 that can be exported by descriptor. */
+static const struct {
+  int type, handles, location_type, location_id;
+  void *windows;
+  unsigned char flags[8];
+} exportable = {.type = 1, .handles = 1, .location_type = 1};
+
+static int is(const char *operation, const char *name) {
+  return strcmp(operation, name) == 0;
+}
+
+static int take(const char *operation, uint64_t *what) {
+  return is(operation, "share") || is(operation, "unshare") ? cuMemCreate(what, SIZE, &exportable, 0)
+                                                            : cuMemAlloc_v2(what, SIZE);
+}
+
+static int give(const char *operation, uint64_t what) {
+  return is(operation, "share") || is(operation, "unshare") ? cuMemRelease(what) : cuMemFree_v2(what);
+}
+
 /* The process under test: between its two stops lies exactly one operation. */
 static void victim(const char *operation) {
-  uint64_t address;
+  uint64_t what;
   int code = 0;
   ptrace(PTRACE_TRACEME, 0, NULL, NULL);
   start();
-  check(cuMemAlloc_v2(&address, SIZE) == 0, "first allocation", 0);
-  if (strcmp(operation, "free") != 0) {
-    cuMemFree_v2(address);
+  check(take(operation, &what) == 0, "first allocation", 0);
+  if (!is(operation, "free") && !is(operation, "unshare")) {
+    give(operation, what);
   }
   raise(SIGSTOP);
-  if (strcmp(operation, "alloc") == 0) {
-    code = cuMemAlloc_v2(&address, SIZE);
-  } else if (strcmp(operation, "free") == 0) {
-    code = cuMemFree_v2(address);
-  } else {
+  if (is(operation, "sweep")) {
     available();
+  } else if (is(operation, "free") || is(operation, "unshare")) {
+    code = give(operation, what);
+  } else {
+    code = take(operation, &what);
   }
   raise(SIGSTOP);
   _exit(code);

@@ -176,11 +176,21 @@ def test_a_slots_next_process_has_nothing_to_do_with_its_last(node: Node) -> Non
 
 @pytest.mark.parametrize(
     ("operation", "fate"),
-    [("alloc", "walk"), ("free", "walk"), ("alloc", "kill"), ("free", "kill"), ("sweep", "overtake")],
+    [
+        ("alloc", "walk"),
+        ("free", "walk"),
+        ("share", "walk"),
+        ("unshare", "walk"),
+        ("alloc", "kill"),
+        ("free", "kill"),
+        ("share", "kill"),
+        ("unshare", "kill"),
+        ("sweep", "overtake"),
+    ],
 )
 def test_any_single_instruction_may_be_the_last(node: Node, steps: Path, operation: str, fate: str) -> None:
     """Stopped between instructions of an operation, with work beside it; then it goes on, or is killed."""
-    stride = STRIDE * (4 if operation == "sweep" else 1)
+    stride = STRIDE * {"sweep": 4, "share": 16, "unshare": 16}.get(operation, 1)
     first = random.Random(SEED).randrange(stride)
     options = [] if fate == "walk" else [str(first), str(stride)]
     command = [str(steps), operation, fate, *options]

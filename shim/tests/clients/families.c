@@ -33,6 +33,12 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
 CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                   size_t count, CUgraph child);
 
+struct resource {
+  long words[64];
+};
+CUresult cuDeviceGetDevResource(CUdevice dev, struct resource *resource, int type);
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *desc, struct resource *resources, unsigned int count);
+
 struct CUmulticastObjectProp_st {
   unsigned int numDevices;
   size_t size;
@@ -252,16 +258,258 @@ static void multicast(void) {
   step("release team", cuMemRelease(team));
 }
 
+/* --- linear memory, also freed in stream order --- */
+
+static void linear(void) {
+  CUdeviceptr a, b, c;
+  CUdeviceptr_v1 low;
+  size_t pitch;
+  begin();
+  step("small", cuMemAlloc_v2(&a, 100));
+  step("page", cuMemAlloc_v2(&b, PAGE + 1));
+  step("low", cuMemAlloc(&low, 5000));
+  step("pitched", cuMemAllocPitch_v2(&c, &pitch, 1000, 3000, 4));
+  step("free in stream order", cuMemFreeAsync(b, NULL));
+  step("free twice", cuMemFreeAsync(b, NULL));
+  step("free", cuMemFree_v2(a));
+  step("free twice", cuMemFree_v2(a));
+  step("free inside", cuMemFree_v2(c + 512));
+  step("free", cuMemFree_v2(c));
+  step("free nothing", cuMemFree_v2(0));
+  step("free low", cuMemFree(low));
+  step("nothing", cuMemAlloc_v2(&a, 0));
+  step("nowhere", cuMemAlloc_v2(NULL, 1));
+  step("too much", cuMemAlloc_v2(&a, (size_t)1 << 60));
+}
+
+/* --- contexts and their limits --- */
+
+static void contexts(void) {
+  CUcontext primary = begin(), made, other, popped;
+  CUdeviceptr a, b, c;
+  CUmemGenericAllocationHandle handle;
+  CUmemAllocationProp prop = physical();
+  step("allocate", cuMemAlloc_v2(&a, 10 * MIB));
+  step("create", cuCtxCreate_v2(&made, 0, 0));
+  step("allocate in it", cuMemAlloc_v2(&b, 20 * MIB));
+  step("allocate virtual", cuMemCreate(&handle, PAGE, &prop, 0));
+  step("allocate of a pool", cuMemAllocAsync(&c, 4 * MIB, NULL));
+  step("create", cuCtxCreate_v4(&other, NULL, 0, 0));
+  step("destroy", cuCtxDestroy_v2(made));
+  step("destroy twice", cuCtxDestroy_v2(made));
+  step("destroy the primary", cuCtxDestroy_v2(primary));
+  step("free what is gone", cuMemFree_v2(b));
+  step("current", cuCtxSetCurrent(primary));
+  step("free of a pool", cuMemFreeAsync(c, NULL));
+  step("sync", cuCtxSynchronize());
+  step("release virtual", cuMemRelease(handle));
+  step("destroy other", cuCtxDestroy(other));
+  step("reset", cuDevicePrimaryCtxReset_v2(0));
+  step("free what is gone", cuMemFree_v2(a));
+  step("retain", cuDevicePrimaryCtxRetain(&primary, 0));
+  step("current", cuCtxSetCurrent(primary));
+  step("allocate", cuMemAlloc_v2(&a, 10 * MIB));
+  step("release", cuDevicePrimaryCtxRelease_v2(0));
+  step("release once too often", cuDevicePrimaryCtxRelease_v2(0));
+  step("no such device", cuDevicePrimaryCtxRetain(&primary, 7));
+  step("bad flags", cuCtxCreate_v2(&made, 0xff00, 0));
+  step("pop", cuCtxPopCurrent_v2(&popped));
+}
+
+static void limits(void) {
+  CUcontext made;
+  CUcontext primary = begin();
+  static const size_t values[] = {0, 512, 1024, 2048, 1500, 9000, 2048, 1024};
+  static const size_t sizes[] = {4 * MIB, 8 * MIB, 9 * MIB + 1, 100 * MIB, 8 * MIB, 1024};
+  for (CUlimit limit = -1; limit < 12; limit++)
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
+      step("limit", cuCtxSetLimit(limit, values[i]));
+  for (CUlimit limit = CU_LIMIT_PRINTF_FIFO_SIZE; limit <= CU_LIMIT_MALLOC_HEAP_SIZE; limit++)
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+      step("size", cuCtxSetLimit(limit, sizes[i]));
+  step("create", cuCtxCreate_v2(&made, 0, 0));
+  step("heap", cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+  step("stack", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 8192));
+  step("too large", cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, (size_t)1 << 50));
+  step("destroy", cuCtxDestroy_v2(made));
+  step("current", cuCtxSetCurrent(primary));
+  step("heap", cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+  step("reset", cuDevicePrimaryCtxReset_v2(0));
+}
+
+static void green(void) {
+  CUgreenCtx one = NULL, two = NULL;
+  CUcontext context, primary;
+  CUdeviceptr a;
+  step("init", cuInit(0));
+  struct resource resource = {0};
+  CUdevResourceDesc shape = NULL;
+  step("resource", cuDeviceGetDevResource(0, &resource, 1));
+  step("description", cuDevResourceGenerateDesc(&shape, &resource, 1));
+  step("create", cuGreenCtxCreate(&one, shape, 0, 1));
+  step("create", cuGreenCtxCreate(&two, shape, 0, 1));
+  step("bad flags", cuGreenCtxCreate(&two, shape, 0, 0));
+  step("as context", cuCtxFromGreenCtx(&context, one));
+  step("current", cuCtxSetCurrent(context));
+  step("allocate", cuMemAlloc_v2(&a, 10 * MIB));
+  step("destroy", cuGreenCtxDestroy(one));
+  step("destroy the other", cuGreenCtxDestroy(two));
+  step("retain", cuDevicePrimaryCtxRetain(&primary, 0));
+  step("current", cuCtxSetCurrent(primary));
+  step("free", cuMemFree_v2(a));
+}
+
+/* --- managed memory --- */
+
+static void managed(void) {
+  CUdeviceptr a, b;
+  CUmemoryPool pool;
+  CUmemPoolProps props = on_device();
+  begin();
+  step("allocate", cuMemAllocManaged(&a, 10 * MIB, 1));
+  step("bad flags", cuMemAllocManaged(&b, 10 * MIB, 77));
+  step("free", cuMemFree_v2(a));
+  props.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED;
+  props.location.type = 0;
+  step("pool", cuMemPoolCreate(&pool, &props));
+  step("allocate of it", cuMemAllocFromPoolAsync(&a, 10 * MIB, pool, NULL));
+  step("free", cuMemFreeAsync(a, NULL));
+  step("destroy", cuMemPoolDestroy(pool));
+}
+
+/* --- arrays --- */
+
+static void arrays(void) {
+  static const CUDA_ARRAY3D_DESCRIPTOR shapes[] = {
+      {1000, 0, 0, 0x20, 1, 0},      {1000, 700, 0, 0x20, 4, 0},    {300, 200, 100, 0x10, 2, 0},
+      {512, 512, 6, 0x01, 4, 4},     {256, 128, 9, 0x20, 1, 1},     {4000, 4000, 0, 0x01, 1, 0},
+      {1000, 700, 0, 0x20, 4, 0x80}, {1000, 700, 0, 0x20, 4, 0x40}, {1000, 700, 0, 0x20, 3, 0},
+      {0, 0, 0, 0x20, 1, 0},         {1000, 700, 0, 0x91, 4, 0},    {1024, 768, 0, 0xb0, 3, 0},
+  };
+  CUarray array[12], plain, level;
+  CUmipmappedArray mipmap[12];
+  CUDA_ARRAY_DESCRIPTOR flat = {640, 480, 0x20, 1};
+  CUcontext primary = begin(), made;
+  for (int i = 0; i < 12; i++) {
+    array[i] = NULL;
+    step("array", cuArray3DCreate_v2(&array[i], &shapes[i]));
+  }
+  step("plain", cuArrayCreate_v2(&plain, &flat));
+  for (int i = 0; i < 12; i++)
+    if (array[i])
+      step("destroy", cuArrayDestroy(array[i]));
+  step("destroy twice", cuArrayDestroy(plain) || cuArrayDestroy(plain) == 0);
+  for (int i = 0; i < 12; i++) {
+    mipmap[i] = NULL;
+    step("mipmap", cuMipmappedArrayCreate(&mipmap[i], &shapes[i], (unsigned)i % 5));
+  }
+  if (mipmap[1] && cuMipmappedArrayGetLevel(&level, mipmap[1], 0) == 0)
+    step("destroy a level", cuArrayDestroy(level));
+  for (int i = 0; i < 12; i++)
+    if (mipmap[i])
+      step("destroy", cuMipmappedArrayDestroy(mipmap[i]));
+  step("create", cuCtxCreate_v2(&made, 0, 0));
+  step("plain", cuArrayCreate_v2(&plain, &flat));
+  step("destroy context", cuCtxDestroy_v2(made));
+  step("current", cuCtxSetCurrent(primary));
+}
+
+/* --- graphs --- */
+
+static CUresult add_allocation(CUgraph graph, size_t bytes, CUgraphNode *node, CUdeviceptr *pointer) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params;
+  memset(&params, 0, sizeof(params));
+  params.poolProps = on_device();
+  params.bytesize = bytes;
+  CUresult result = cuGraphAddMemAllocNode(node, graph, NULL, 0, &params);
+  *pointer = params.dptr;
+  return result;
+}
+
+static void graphs(void) {
+  CUgraph graph, outer;
+  CUgraphNode first, second, node;
+  CUgraphExec exec, nested;
+  CUdeviceptr a, b, c;
+  begin();
+  step("graph", cuGraphCreate(&graph, 0));
+  step("allocation", add_allocation(graph, 30 * MIB, &first, &a));
+  step("allocation", add_allocation(graph, 3000, &second, &b));
+  step("free in the graph", cuGraphAddMemFreeNode(&node, graph, &first, 1, a));
+  step("instantiate", cuGraphInstantiateWithFlags(&exec, graph, 0));
+  step("upload", cuGraphUpload(exec, NULL));
+  step("launch", cuGraphLaunch(exec, NULL));
+  step("sync", cuStreamSynchronize(NULL));
+  step("launch with a live pointer", cuGraphLaunch(exec, NULL));
+  step("free", cuMemFreeAsync(b, NULL));
+  step("sync", cuStreamSynchronize(NULL));
+  step("trim", cuDeviceGraphMemTrim(0));
+  step("launch", cuGraphLaunch(exec, NULL));
+  step("sync", cuStreamSynchronize(NULL));
+  step("free", cuMemFree_v2(b));
+  step("graph", cuGraphCreate(&outer, 0));
+  step("allocation", add_allocation(outer, 50 * MIB, &first, &c));
+  step("instantiate", cuGraphInstantiateWithFlags(&nested, outer, 1));
+  step("launch", cuGraphLaunch(nested, NULL));
+  step("launch again", cuGraphLaunch(nested, NULL));
+  step("sync", cuStreamSynchronize(NULL));
+  step("destroy", cuGraphExecDestroy(exec));
+  step("destroy", cuGraphExecDestroy(nested));
+  step("trim", cuDeviceGraphMemTrim(0));
+  step("free", cuMemFree_v2(c));
+  step("trim", cuDeviceGraphMemTrim(0));
+  step("destroy", cuGraphDestroy(graph));
+  step("destroy", cuGraphDestroy(outer));
+  step("trim", cuDeviceGraphMemTrim(0));
+}
+
+static void captured(void) {
+  CUstream stream, other;
+  CUgraph graph;
+  CUgraphExec exec;
+  CUdeviceptr a, b, c;
+  begin();
+  step("stream", cuStreamCreate(&stream, 1));
+  step("stream", cuStreamCreate(&other, 1));
+  step("capture", cuStreamBeginCapture_v2(stream, 0));
+  step("allocate captured", cuMemAllocAsync(&a, 30 * MIB, stream));
+  step("allocate beside", cuMemAllocAsync(&b, 5 * MIB, other));
+  step("free captured", cuMemFreeAsync(a, stream));
+  step("allocate captured", cuMemAllocAsync(&c, 7 * MIB, stream));
+  step("end", cuStreamEndCapture(stream, &graph));
+  step("end twice", cuStreamEndCapture(stream, &graph));
+  step("free beside", cuMemFreeAsync(b, other));
+  step("instantiate", cuGraphInstantiateWithFlags(&exec, graph, 0));
+  step("launch", cuGraphLaunch(exec, stream));
+  step("sync", cuStreamSynchronize(stream));
+  step("free", cuMemFreeAsync(c, stream));
+  step("sync", cuStreamSynchronize(stream));
+  step("destroy", cuGraphExecDestroy(exec));
+  step("destroy", cuGraphDestroy(graph));
+  step("trim", cuDeviceGraphMemTrim(0));
+}
+
 struct family {
   const char *name;
   void (*walk)(void);
 };
 
 static const struct family families[] = {
-    {"default_pool", default_pool},     {"own_pools", own_pools},
-    {"destroyed_pool", destroyed_pool}, {"vmm", vmm},
-    {"many_mappings", many_mappings},   {"exported", exported},
+    {"default_pool", default_pool},
+    {"own_pools", own_pools},
+    {"destroyed_pool", destroyed_pool},
+    {"vmm", vmm},
+    {"many_mappings", many_mappings},
+    {"exported", exported},
     {"multicast", multicast},
+    {"linear", linear},
+    {"contexts", contexts},
+    {"limits", limits},
+    {"green", green},
+    {"managed", managed},
+    {"arrays", arrays},
+    {"graphs", graphs},
+    {"captured", captured},
 };
 
 int main(int argc, char **argv) {
