@@ -11,9 +11,11 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +27,8 @@ VERSION: Final = 1
 CORRUPT: Final = ".corrupt"
 _SUFFIX: Final = ".json"
 _UID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+
+_FRESH_S: Final = 1.0
 
 _Signature = tuple[int, int, int]
 """Tells one content of a file from the next without reading it."""
@@ -104,10 +108,22 @@ class PreparedClaim:
 class Checkpoints:
     """The checkpoint directory. Callers hold the claim's lock for `save` and `remove`."""
 
-    def __init__(self, *, directory: Path, step: files.Step = files.no_step) -> None:
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        alone: Callable[[], bool] = lambda: False,
+        step: files.Step = files.no_step,
+    ) -> None:
         self._directory = directory
+        self._alone = alone
         self._step = step
         self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
+        self._mutex = threading.Lock()
+        self._index: dict[str, PreparedClaim] = {}
+        self._read_at_s = float("-inf")
+        self._read_alone = False
+        self._writes = 0
 
     def start(self) -> None:
         """Makes the directory."""
@@ -120,6 +136,9 @@ class Checkpoints:
     def save(self, claim: PreparedClaim) -> None:
         """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
         files.write_atomic(self._path(claim.uid), encode(claim), mode=0o600, step=self._step)
+        with self._mutex:
+            self._index[claim.uid] = claim
+            self._writes += 1
 
     def sync(self, uid: str) -> None:
         """Brings a claim's checkpoint to the disk."""
@@ -130,20 +149,35 @@ class Checkpoints:
         path = self._path(uid)
         path.with_name(path.name + CORRUPT).unlink(missing_ok=True)
         files.remove(path, step=self._step)
+        with self._mutex:
+            self._index.pop(uid, None)
+            self._writes += 1
 
     def load(self, uid: str) -> PreparedClaim | None:
         """A claim's checkpoint, None if there is none that can be read."""
         return self._read(self._path(uid))
 
     def all(self) -> tuple[PreparedClaim, ...]:
-        """All claims; reads only files that changed, another instance of the agent may write here too."""
-        claims = []
+        """All claims: what we wrote ourselves, and once a second what the directory holds.
+
+        While another agent is there, and once after it has gone, the directory is read each time.
+        """
+        alone, now_s = self._alone(), time.monotonic()
+        with self._mutex:
+            if alone and self._read_alone and now_s - self._read_at_s < _FRESH_S:
+                return tuple(self._index.values())
+            writes = self._writes
+        found: dict[str, PreparedClaim] = {}
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
-                    claims.append(self._known(entry) or self._read(self._directory / entry.name))
-        readable = [claim for claim in claims if claim is not None]
-        return tuple(sorted(readable, key=lambda claim: claim.uid))
+                    claim = self._known(entry) or self._read(self._directory / entry.name)
+                    if claim is not None:
+                        found[claim.uid] = claim
+        with self._mutex:
+            if writes == self._writes:  # else what was found may lack what was written meanwhile
+                self._index, self._read_at_s, self._read_alone = dict(found), now_s, alone
+        return tuple(found.values())
 
     def peek(self) -> tuple[PreparedClaim, ...]:
         """All claims that can be read; touches nothing, for who is not the agent."""
@@ -193,8 +227,15 @@ class Checkpoints:
 
 def encode(claim: PreparedClaim) -> bytes:
     """A checkpoint file."""
-    body = asdict(claim)
-    return json.dumps({"version": VERSION, "checksum": _checksum(body), "claim": body}).encode()
+    body = {**_fields(claim), "shares": [_fields(share) for share in claim.shares]}
+    text = json.dumps(body, sort_keys=True)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    return f'{{"version": {VERSION}, "checksum": "{checksum}", "claim": {text}}}'.encode()
+
+
+def _fields(of: PreparedClaim | PreparedShare) -> dict[str, Any]:
+    """As dataclasses.asdict, without its deep copies: this is called in every Prepare."""
+    return {field.name: getattr(of, field.name) for field in fields(of)}
 
 
 def decode(data: bytes, *, uid: str) -> PreparedClaim:

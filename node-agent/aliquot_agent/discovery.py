@@ -52,6 +52,7 @@ class Discovery:
         self._unreadable = ""
         self._loop = Loop(name="discovery", step=self._step, period_s=_PERIOD_BROKEN_S)
         self._looked = 0
+        self._plugins: tuple[int, int] | None = None
 
     def start(self) -> None:
         """Begins; the first look comes in some seconds."""
@@ -68,7 +69,9 @@ class Discovery:
 
     def _step(self) -> None:
         self._looked -= 1
-        if self._looked <= 0 or not self._hardware.by_device():
+        plugins = self._plugins_signature()
+        if self._looked <= 0 or not self._hardware.by_device() or plugins != self._plugins:
+            self._plugins = plugins
             self._looked = int(_PERIOD_S / _PERIOD_BROKEN_S)
             self.look()
         else:
@@ -91,6 +94,14 @@ class Discovery:
                 logger.warning("GPU left out", extra=extra)
                 self._complain(REASON, f"GPU {each.uuid or each.index} is not published: {each.message}")
         self._told = left_out
+
+    def _plugins_signature(self) -> tuple[int, int] | None:
+        """Tells one content of kubelet's checkpoint from the next without reading it."""
+        try:
+            status = self._checkpoint.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
 
     def _owners(self) -> Mapping[str, str]:
         gpus = list(self._hardware.by_device().values())

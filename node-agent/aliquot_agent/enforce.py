@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from aliquot_agent import books, processes
 from aliquot_agent.books import Books, Holder
-from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
 from aliquot_agent.errors import ApiError
 from aliquot_agent.executioner import Target
 from aliquot_agent.loops import Loop
@@ -150,6 +150,8 @@ class Enforcer:
             f"request {share.request} of claim {claim.name} holds {found.measured_bytes // MIB}Mi of GPU "
             f"memory and may hold {limit_bytes // MIB}Mi: {_names(blamed, found)}"
         )
+        if share.growth is Growth.LEAVING and wanted is OverQuota.WARN:
+            wanted = OverQuota.KILL  # the memory is another claim's: it was given on this condition
         whose = pod()
         if wanted is OverQuota.WARN:
             self._warn(record, whose)

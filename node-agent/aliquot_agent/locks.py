@@ -18,6 +18,8 @@ from typing import Final
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 _FILE: Final = "lock"
+_PRESENT: Final = 2**62
+"""A byte behind all names: each agent holds a shared lock on it."""
 _LEADER: Final = "leader.lock"
 
 
@@ -76,11 +78,28 @@ class Locks:
     def of(self, name: str) -> Lock:
         """The lock of `name`; the same for all who ask while anyone has it."""
         with self._mutex:
-            if self._fd < 0:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._fd = os.open(self._path, flags, 0o600)
-            return self._locks.setdefault(name, Lock(fd=self._fd, name=name))
+            lock = self._locks.get(name)
+            if lock is None:
+                lock = self._locks[name] = Lock(fd=self._open(), name=name)
+            return lock
+
+    def alone(self) -> bool:
+        """Whether no other agent is present."""
+        with self._mutex:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _PRESENT, 1, 0)
+            answer = fcntl.fcntl(self._open(), fcntl.F_OFD_GETLK, asked)
+        kind: int = _FLOCK.unpack(answer)[0]
+        return kind == fcntl.F_UNLCK
+
+    def _open(self) -> int:
+        """The file; who opens it is present until it ends."""
+        if self._fd < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, 0o600)
+            present = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _PRESENT, 1, 0)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, present)
+        return self._fd
 
 
 class Leadership:

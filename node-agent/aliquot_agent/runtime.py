@@ -96,7 +96,8 @@ class Agent:
             changed=self._changed,
             complain=self._events.node,
         )
-        checkpoints = Checkpoints(directory=settings.checkpoint_dir)
+        locks = Locks(directory=settings.plugin_dir)
+        checkpoints = Checkpoints(directory=settings.checkpoint_dir, alone=locks.alone)
         library = Library(source=settings.library, state_dir=settings.state_dir)
         self._store = Store(
             claims_dir=settings.claims_dir,
@@ -118,7 +119,7 @@ class Agent:
                 host_root=settings.host_root,
             ),
             store=self._store,
-            locks=Locks(directory=settings.plugin_dir),
+            locks=locks,
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
         )

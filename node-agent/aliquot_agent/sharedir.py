@@ -34,6 +34,13 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 
 
+_STILL: Final = (
+    slice(0, region.QuotaLayout.epoch.offset),
+    slice(region.QuotaLayout.reserved1.offset, region.QUOTA_SIZE),
+)
+"""Parts of a quota page that only a change of the quota changes."""
+
+
 def quota_of(share: PreparedShare) -> region.Quota:
     """The quota that a share must have, but for the words that move."""
     return region.Quota(
@@ -124,6 +131,7 @@ class ShareFiles:
                 if size != region.QUOTA_SIZE:
                     raise region.DamagedRegion(f"quota has {size} bytes, want {region.QUOTA_SIZE}")
                 self._map = mmap.mmap(self._quota_fd, region.QUOTA_SIZE)
+                self._right: tuple[region.Quota | None, bytes] = (None, b"")
             except (OSError, ValueError):
                 os.close(self._ledger_fd)
                 raise
@@ -175,6 +183,9 @@ class ShareFiles:
 
     def restore_quota(self, wanted: region.Quota) -> bool:
         """Puts back every word that is not as `wanted` but for epoch and heartbeat; whether any was not."""
+        if wanted == self._right[0] and all(self._map[part] == self._right[1][part] for part in _STILL):
+            return False
+        self._right = wanted, region.encode_quota(wanted)
         with memoryview(self._map) as view, view.cast("Q") as words:
             epoch, heartbeat_ns = words[_quota_word("epoch")], words[_quota_word("heartbeat_ns")]
             page = region.encode_quota(replace(wanted, epoch=epoch, heartbeat_ns=heartbeat_ns))

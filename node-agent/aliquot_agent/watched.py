@@ -44,6 +44,9 @@ class WatchedShare:
         self._generation: int | None = None
         self._slots_used = 0
         self._logged = False
+        self._wanted: tuple[tuple[PreparedShare, int, int], region.Quota] | None = None
+        self.touched = False
+        """Whether this look has changed what the ledger counts."""
         # What a killed agent had in force: a quota that follows its use down goes on from there.
         self.limit_bytes = files.quota_for(share).memory_limit_bytes
 
@@ -57,6 +60,8 @@ class WatchedShare:
 
     def put_right(self, *, now_s: float) -> None:
         """Undoes what only root on the host, or a tenant with the ledger in hand, can have done."""
+        if self.share.limit > self.limit_bytes:
+            self._set_limit(self.share.limit)
         try:
             if self._files.restore_quota(self._quota()):
                 self._tampered("quota changed")
@@ -67,15 +72,13 @@ class WatchedShare:
             self._tampered(str(error))
 
     def land(self, *, used_bytes: int) -> None:
-        """Moves the quota to what the checkpoint says: up at once, down no further than what is in use.
+        """Moves the quota down to what the checkpoint says, no further than what is in use.
 
         The limit is stored, then the use read again: what was announced before the store is seen now, and
         what comes later meets the new limit. So no allocation that was granted ends above the limit.
         """
         target = self.share.limit
         if target >= self.limit_bytes:
-            if target > self.limit_bytes:
-                self._set_limit(target)
             return
         before = self.limit_bytes
         self._set_limit(max(target, min(before, _whole(used_bytes))))
@@ -117,6 +120,7 @@ class WatchedShare:
                 # A program that closed all its descriptors lost its lock, but lives.
                 if orphaned and not _alive(slot):
                     self._files.clear_slot(slot)
+                    self.touched = True
                     self._trackers.pop(slot.index, None)
                     continue
             living.append(slot)
@@ -143,6 +147,7 @@ class WatchedShare:
             return None
         if bytes_ is not None:
             self._files.write_slot(after, host_pid=process.host_pid, overhead_bytes=bytes_)
+            self.touched = True
         elif after.host_pid != process.host_pid:
             self._files.write_host_pid(after.index, process.host_pid)
         return after
@@ -163,11 +168,15 @@ class WatchedShare:
         return region.usage(self._quota(), ledger, most_bytes=most_bytes, measured=self.measured)
 
     def _quota(self) -> region.Quota:
-        return replace(
-            sharedir.quota_of(self.share),
-            memory_limit_bytes=self.limit_bytes,
-            floor_bytes=self.floor_bytes,
-        )
+        key = self.share, self.limit_bytes, self.floor_bytes
+        if self._wanted is None or self._wanted[0] != key:
+            quota = replace(
+                sharedir.quota_of(self.share),
+                memory_limit_bytes=self.limit_bytes,
+                floor_bytes=self.floor_bytes,
+            )
+            self._wanted = key, quota
+        return self._wanted[1]
 
     def _set_limit(self, limit_bytes: int) -> None:
         if limit_bytes != self.limit_bytes:

@@ -109,6 +109,7 @@ class Watcher:
         self._changed = changed
         self._monotonic_s = monotonic_s
         self._owners = Owners(mounted=mounted, pods=pods)
+        self._identify = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start: processes.identify(pid))
         self._has_library = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start, _epoch: has_library(pid))
         self._watched: dict[Key, WatchedShare] = {}
         self._whole_peaks: dict[Key, int] = {}
@@ -211,6 +212,7 @@ class Watcher:
         watched.put_right(now_s=now_s)
         watched.beat(time.clock_gettime_ns(time.CLOCK_MONOTONIC))
         watched.measured.clear()
+        watched.touched = False
         look.ledger = watched.ledger(now_s=now_s)
         if look.ledger is not None:
             look.slots = {_identity(slot): slot for slot in watched.living_slots(look.ledger, now_s=now_s)}
@@ -229,7 +231,8 @@ class Watcher:
         by_key = {(look.claim.uid, look.share.share): look for look in looks}
         candidates = {key: (look.claim, look.share) for key, look in by_key.items()}
         for process in running:
-            known = processes.identify(process.host_pid)
+            start_ticks = processes.start_ticks(process.host_pid)
+            known = None if start_ticks is None else self._identify(process.host_pid, start_ticks)
             if known is None:
                 continue
             name = Process(gpu_uuid, process.host_pid, known.start_ticks)
@@ -305,8 +308,9 @@ class Watcher:
             context_estimate_bytes=share.context_estimate_bytes,
             tolerance_bytes=self._policy().tolerance_bytes,
         )
-        # Read again where it can have changed: slots were freed, overheads written.
-        ledger = look.ledger if look.ledger is None or not look.ledger.slots else watched.ledger(now_s=now_s)
+        ledger = look.ledger
+        if ledger is not None and watched.touched:
+            ledger = watched.ledger(now_s=now_s)
         if ledger is not None:
             usage = watched.usage(ledger, most_bytes=most_bytes)
         else:

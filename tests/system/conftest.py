@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One cluster with Aliquot for all tests here; a namespace of its own for each test."""
 
+import os
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -9,14 +10,19 @@ from aliquot_api import names
 from tests.cluster.cluster import Cluster
 from tests.cluster.collect import collect
 from tests.system.images import BUILD
-from tests.system.installation import TEST_ENVIRONMENT, Installation, gates, kubernetes_version
+from tests.system.installation import NAMESPACE, TEST_ENVIRONMENT, Installation, gates, kubernetes_version
 from tests.system.workloads import Tenant
 
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Cluster]:
-    """A cluster of one node, with nothing of ours."""
-    with Cluster.up(name="system", kubernetes=kubernetes_version(), gates=gates()) as cluster:
+    """A cluster of one node; with nothing of ours, unless ALIQUOT_TEST_ATTACH names one that is up."""
+    attach = os.environ.get("ALIQUOT_TEST_ATTACH")
+    if attach:
+        yield Cluster.attach(attach)
+        return
+    name = os.environ.get("ALIQUOT_TEST_CLUSTER", "system")  # several runs on one machine
+    with Cluster.up(name=name, kubernetes=kubernetes_version(), gates=gates()) as cluster:
         yield cluster
 
 
@@ -24,7 +30,8 @@ def bed() -> Iterator[Cluster]:
 def aliquot(bed: Cluster) -> Installation:
     """Aliquot on the cluster; the node has one simulated L4."""
     installation = Installation(bed, environment=TEST_ENVIRONMENT)
-    installation.install()
+    if "ALIQUOT_TEST_ATTACH" not in os.environ or not bed.list("pods", NAMESPACE):
+        installation.install()
     try:
         installation.wait_ready()
     except Exception:

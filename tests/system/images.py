@@ -87,8 +87,13 @@ def main() -> int:
         name=CLIENT,
         base=base,
         tree={
-            "/usr/local/bin/fill": _client(),
+            "/usr/local/bin/fill": _client("fill"),
             "/usr/local/bin/fill.py": ROOT / "tests/system/clients/fill.py",
+            "/usr/local/bin/elastic": _client("elastic"),
+            "/usr/local/bin/hog": _client("hog"),
+            "/usr/local/bin/hog-static": _static_client("hog"),
+            **_musl_client("hog"),
+            "/usr/local/bin/mount": Path("/bin/busybox"),  # static; a tenant brings what it likes
         },
         command=["fill"],
     )
@@ -201,16 +206,46 @@ def _script(module: str) -> bytes:
     )
 
 
-def _client() -> Path:
-    """The C tenant, linked against the simulated driver by its SONAME, as against a real one."""
-    program = BUILD / "images/fill"
+def _client(name: str) -> Path:
+    """A tenant in C, linked against the simulated driver by its SONAME, as against a real one."""
+    return _compile("gcc", name, name, BUILD / "sim/libcuda.so.1")
+
+
+def _static_client(name: str) -> Path:
+    """The same as a static program, with the driver in it: no preload reaches that."""
+    others = ("nvml", "tool")
+    objects = [path for path in (BUILD / "sim/obj").glob("*.o") if not path.name.startswith(others)]
+    return _compile("gcc", name, f"{name}-static", "-static", "-pthread", *objects)
+
+
+def _musl_client(name: str) -> dict[str, Content]:
+    """The same as in a musl distribution, with a driver built for it: musl knows no preload list."""
+    kernel = ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu")
+    compiler = " ".join(["musl-gcc", *(f"-idirafter {folder}" for folder in kernel)])
+    build, library = BUILD / "images/musl", "libcuda.so.1"
+    _run(
+        "make", "-s", "-C", str(ROOT / "shim/sim"), f"CC={compiler}", f"BUILD={build}",
+        f"PYTHON={sys.executable}", f"{build}/{library}",
+    )  # fmt: skip
+    program = _compile("musl-gcc", name, f"{name}-musl", "-Wl,-rpath,/opt/musl", build / library)
+    loader = Path(f"/lib/ld-musl-{platform.machine()}.so.1")
+    return {
+        f"/usr/local/bin/{program.name}": program,
+        f"/opt/musl/{library}": build / library,
+        f"/usr{loader}": loader.resolve(),  # /lib is a link to /usr/lib in the base
+    }
+
+
+def _compile(compiler: str, source: str, program: str, *more: str | Path) -> Path:
+    """build/images/`program` from tests/system/clients/`source`.c."""
+    target = BUILD / "images" / program
     [include] = {
         path.parent for path in ROOT.glob(".venv/lib/python3*/site-packages/nvidia/*/include/cuda.h")
     }
-    source = str(ROOT / "tests/system/clients/fill.c")
-    warnings = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
-    _run("gcc", *warnings, f"-I{include}", "-o", str(program), source, str(BUILD / "sim/libcuda.so.1"))
-    return program
+    code = str(ROOT / f"tests/system/clients/{source}.c")
+    options = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{include}")
+    _run(compiler, *options, "-o", str(target), code, *map(str, more))
+    return target
 
 
 def _pip(*arguments: str) -> None:

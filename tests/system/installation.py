@@ -27,7 +27,7 @@ Environment = Mapping[str, Mapping[str, str]]
 """Container name -> variables."""
 
 TEST_ENVIRONMENT: Final[Environment] = {
-    "agent": {"ALIQUOT_REPORT_INTERVAL_S": "1"},
+    "agent": {"ALIQUOT_REPORT_INTERVAL_S": "1", "ALIQUOT_HEALTH_CALM_S": "3"},
     "controller": {"ALIQUOT_COLLECT_INTERVAL_S": "1", "ALIQUOT_STALE_AFTER_S": "60"},
     "webhook": {
         "ALIQUOT_TEMPLATE_GRACE_S": "6",
@@ -103,6 +103,11 @@ class Installation:
         sim = self.pod_of("aliquot-sim", node=node)["metadata"]["name"]
         return json.loads(self.bed.exec(sim, ["/opt/aliquot-sim/aliquot-sim", "books", "--json"], NAMESPACE))
 
+    def inject(self, node: str, *words: str) -> None:
+        """Makes a fault of `node`'s GPUs, or ends it: `aliquot-sim inject`."""
+        sim = self.pod_of("aliquot-sim", node=node)["metadata"]["name"]
+        self.bed.exec(sim, ["/opt/aliquot-sim/aliquot-sim", "inject", *words], NAMESPACE)
+
     def peak_bytes(self, node: str, pod: str) -> int:
         """The most GPU memory that the containers of pods named `pod` ever held, by the driver's books."""
         groups = [group for group in self.books(node)["groups"] if group["host"] == pod]
@@ -120,8 +125,16 @@ class Installation:
         """What the agent says of its readiness: the reasons against it."""
         return self._agent_page(node, "readyz")
 
+    def status(self, node: str | None = None) -> Any:
+        """What `aliquot-agent status --json` prints."""
+        return json.loads(self._agent_page(node, "status"))
+
     def _agent_page(self, node: str | None, page: str) -> str:
-        address = self.pod_of("aliquot-agent", node=node)["status"]["podIP"]
+        return self.page_at(self.pod_of("aliquot-agent", node=node)["status"]["podIP"], page)
+
+    @staticmethod
+    def page_at(address: str, page: str) -> str:
+        """A page of the agent at an address; needs no API server."""
         try:
             with urllib.request.urlopen(f"http://{address}:9410/{page}", timeout=5) as answer:
                 return str(answer.read().decode())

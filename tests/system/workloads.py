@@ -79,6 +79,10 @@ class Tenant:
 
         return self.bed.wait_for(heard, what=f"pod {pod} to say {event!r}", timeout_s=timeout_s)
 
+    def pod(self, pod: str) -> Object:
+        """A pod as the server has it."""
+        return self.bed.get("pods", pod, self.namespace)
+
     def claim_of(self, pod: str) -> Object:
         """The one claim that was made for a pod."""
         statuses = self.bed.get("pods", pod, self.namespace)["status"]["resourceClaimStatuses"]
@@ -89,6 +93,17 @@ class Tenant:
         """What the agent has written about a pod's one GPU into its claim; None before it has."""
         devices: list[Object] = self.claim_of(pod)["status"].get("devices") or []
         return devices[0] if devices else None
+
+    def conditions(self, pod: str) -> dict[str, tuple[str, str]]:
+        """Status and reason of each condition of a pod's one GPU, as its claim has them."""
+        made = self.pod(pod)["status"].get("resourceClaimStatuses")
+        device = (self.reported(pod) if made else None) or {}
+        return {each["type"]: (each["status"], each["reason"]) for each in device.get("conditions") or []}
+
+    def told(self, pod: str, reason: str) -> list[str]:
+        """The messages of a pod's events with this reason."""
+        events = self.bed.events_of(self.bed.get("pods", pod, self.namespace))
+        return [each["message"] for each in events if each["reason"] == reason]
 
     def delete(self, pod: str) -> None:
         self.bed.delete("pods", pod, self.namespace)

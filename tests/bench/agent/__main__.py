@@ -26,6 +26,7 @@ from aliquot_agent.claims import ClaimRef, PreparedDevice
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
 from aliquot_agent.plugin import DraPlugin
 from tests.bench.agent.server import FakeApiServer
+from tests.bench.agent.watch import watch_figures
 from tests.bench.figures import Figure, at_most, publish
 from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
@@ -204,6 +205,8 @@ def main() -> int:
         figures = prepare_figures(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         figures += process_figures(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        figures += watch_figures(Path(folder))
     publish("agent", figures)
     return 0
 

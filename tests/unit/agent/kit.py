@@ -172,6 +172,7 @@ class Node:
 
     def claims(self, *, step: files.Step = files.no_step) -> Claims:
         """The agent's claims, started."""
+        locks = Locks(directory=self.root / "plugin")
         checkpoints = Checkpoints(directory=self.checkpoint_dir, step=step)
         store = Store(
             claims_dir=self.claims_dir,
@@ -190,7 +191,7 @@ class Node:
             checkpoints=checkpoints,
             base=BaseSpecs(directories=(self.root / "base",), kind=BASE_KIND),
             store=store,
-            locks=Locks(directory=self.root / "plugin"),
+            locks=locks,
             context_estimate_bytes=ESTIMATE,
             patience_s=self.patience_s,
             refused=lambda ref, claim, message: self.refusals.append(message),

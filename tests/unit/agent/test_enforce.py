@@ -6,6 +6,7 @@ import pytest
 
 from aliquot_agent import books, enforce
 from aliquot_agent.books import Holder
+from aliquot_agent.checkpoint import Growth
 from aliquot_agent.enforce import Enforcer, Record
 from aliquot_agent.errors import ApiError
 from aliquot_agent.executioner import Target
@@ -65,7 +66,7 @@ class Scene:
             killer=self.recorder, api=self.recorder, events=self.recorder, policy=lambda: self.policy
         )
 
-    def look(self, *holders: Holder, limit: int = 8 * GIB, pod: Pod | None = POD, **share: str) -> bool:
+    def look(self, *holders: Holder, limit: int = 8 * GIB, pod: Pod | None = POD, **share: Any) -> bool:
         found = books.compare(holders, context_estimate_bytes=0, tolerance_bytes=64 * MIB)
         return self.enforcer.judge(
             self.record,
@@ -121,6 +122,13 @@ def test_warn_does_nothing_but_warn_now_and_then() -> None:
     assert scene.recorder.ended == []
     assert scene.record.warned == 2
     assert all("nothing is done" in message for message in scene.recorder.told)
+
+
+def test_growth_that_was_withdrawn_is_taken_back_whatever_the_policy_became() -> None:
+    scene = Scene(OverQuota.WARN)
+    for _ in range(2):
+        scene.look(HOG, growth=Growth.LEAVING)
+    assert scene.recorder.ended == [(TARGET, 0.5, True)]
 
 
 def test_evict_asks_at_once_and_kills_after_the_grace() -> None:

@@ -11,6 +11,7 @@ from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
 from aliquot_agent.claims import ClaimRef
 from aliquot_agent.devices import device_name
 from aliquot_agent.errors import ApiError, Refused
+from aliquot_agent.files import Step, no_step
 from aliquot_agent.grower import Grower
 from aliquot_agent.nodepolicy import NodePolicy, ResizePolicy
 from aliquot_agent.picture import Observation, Picture
@@ -25,8 +26,9 @@ SETTLE_S = 5.0
 class Cluster:
     """The API server, the scheduler's view of the one GPU, and an agent that can be started anew."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, step: Step = no_step) -> None:
         self.node = node
+        self.step = step
         self.gpu = node.gpus.gpus[0]
         self.policy = NodePolicy()
         self.limits: dict[str, str] = {}
@@ -41,7 +43,7 @@ class Cluster:
 
     def restart(self) -> None:
         """A new agent: it knows what is on disk."""
-        self.claims = self.node.claims()
+        self.claims = self.node.claims(step=self.step)
         self.grower = Grower(
             api=self,
             node=NODE,

@@ -49,7 +49,7 @@ class Scene:
                 self.end_headers()
                 self.wfile.write(text.encode())
 
-            do_PATCH = do_POST = do_GET
+            do_PATCH = do_POST = do_DELETE = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 """Quiet."""
@@ -147,3 +147,32 @@ def test_a_watch_that_was_stopped_before_it_began_ends_at_once(scene: Scene) -> 
     events.stop()
     with suppress(ApiError):
         assert list(events.follow("1", timeout_s=60)) == []
+
+
+def test_exactly_this_pod_is_evicted_or_deleted(scene: Scene) -> None:
+    path = "/api/v1/namespaces/a/pods/train"
+    scene.answers[f"{path}/eviction"] = (201, "{}")
+    scene.answers[path] = (200, "{}")
+    scene.kube.evict("a", "train", "uid-p")
+    scene.kube.delete_pod("a", "train", "uid-p")
+    (evict, delete) = scene.asked
+    assert (evict[0], evict[1]) == ("POST", f"{path}/eviction")
+    assert evict[3] == {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": "a", "name": "train"},
+        "deleteOptions": {"preconditions": {"uid": "uid-p"}},
+    }
+    assert (delete[0], delete[3]) == ("DELETE", {"preconditions": {"uid": "uid-p"}})
+    scene.answers[f"{path}/eviction"] = (429, '{"message": "the disruption budget"}')
+    with pytest.raises(ApiError, match="the disruption budget") as refused:
+        scene.kube.evict("a", "train", "uid-p")
+    assert refused.value.status == 429
+
+
+def test_the_pods_of_a_node_and_all_claims_are_listed(scene: Scene) -> None:
+    scene.answers["/api/v1/pods"] = (200, '{"metadata": {"resourceVersion": "7"}, "items": [{"a": 1}]}')
+    scene.answers["/apis/resource.k8s.io/v1/resourceclaims"] = (200, '{"metadata": {}, "items": null}')
+    assert scene.kube.list_pods("node-1") == ([{"a": 1}], "7")
+    assert "fieldSelector=spec.nodeName%3Dnode-1" in scene.asked[0][1]
+    assert scene.kube.list_claims() == []

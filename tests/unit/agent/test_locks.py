@@ -92,3 +92,12 @@ def test_one_agent_leads_and_the_next_takes_over_from_a_killed_one(tmp_path: Pat
     assert not Leadership(directory=tmp_path).take(wait=False)
     ours.give_up()
     assert Leadership(directory=tmp_path).take(wait=False)
+
+
+def test_an_agent_knows_whether_another_one_is_there(tmp_path: Path) -> None:
+    locks = Locks(directory=tmp_path)
+    assert locks.alone()
+    other = Other(tmp_path, "a")
+    assert not locks.alone()
+    other.kill()
+    assert locks.alone()

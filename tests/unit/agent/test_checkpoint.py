@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All claims are known at once, whoever wrote them, without reading the directory again and again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, UnreadableCheckpoint, decode, encode
+from tests.unit.agent.kit import Node, make_claim, result
+
+
+@pytest.fixture
+def claim(node: Node) -> PreparedClaim:
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    claims = node.claims()
+    claims.prepare(ref)
+    [entry] = claims.prepared()
+    return entry
+
+
+class Company:
+    """Whether another agent is there."""
+
+    def __init__(self) -> None:
+        self.alone = True
+
+    def __call__(self) -> bool:
+        return self.alone
+
+
+def test_what_was_written_is_read_back(claim: PreparedClaim) -> None:
+    assert decode(encode(claim), uid=claim.uid) == claim
+
+
+@pytest.mark.parametrize("position", [0, 30, 120, -2])
+def test_a_byte_that_changed_is_noticed(claim: PreparedClaim, position: int) -> None:
+    data = bytearray(encode(claim))
+    data[position] ^= 1
+    with pytest.raises(UnreadableCheckpoint):
+        decode(bytes(data), uid=claim.uid)
+
+
+def test_our_own_writes_show_at_once(claim: PreparedClaim, tmp_path: Path) -> None:
+    ours = Checkpoints(directory=tmp_path / "own", alone=Company())
+    ours.start()
+    assert ours.all() == ()
+    ours.save(claim)
+    assert ours.all() == (claim,)
+    changed = replace(claim, name="other")
+    ours.save(changed)
+    assert ours.all() == (changed,)
+    ours.remove(claim.uid)
+    assert ours.all() == ()
+
+
+def test_another_agents_writes_show_at_once_while_it_is_there_and_after_it_has_gone(
+    claim: PreparedClaim, tmp_path: Path
+) -> None:
+    company = Company()
+    ours = Checkpoints(directory=tmp_path / "own", alone=company)
+    ours.start()
+    assert ours.all() == ()
+    theirs = Checkpoints(directory=tmp_path / "own")
+    company.alone = False
+    theirs.save(claim)
+    assert ours.all() == (claim,)
+    theirs.remove(claim.uid)
+    company.alone = True
+    assert ours.all() == ()
+
+
+def test_what_an_operator_removes_is_noticed_within_a_moment(
+    claim: PreparedClaim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Checkpoints(directory=tmp_path / "own", alone=Company())
+    ours.start()
+    ours.save(claim)
+    assert ours.all() == (claim,)
+    (tmp_path / "own" / f"{claim.uid}.json").unlink()
+    monkeypatch.setattr("aliquot_agent.checkpoint._FRESH_S", 0.0)
+    assert ours.all() == ()
