@@ -138,6 +138,7 @@ class Node:
     boot_id: str = "boot-1"
     patience_s: float = 0.0
     refusals: list[str] = field(default_factory=list)
+    locks_dir: Path | None = None
 
     def __post_init__(self) -> None:
         self.library.write_bytes(b"\x7fELF library")
@@ -172,7 +173,7 @@ class Node:
 
     def claims(self, *, step: files.Step = files.no_step) -> Claims:
         """The agent's claims, started."""
-        locks = Locks(directory=self.root / "plugin")
+        locks = Locks(directory=self.locks_dir or self.root / "plugin")
         checkpoints = Checkpoints(directory=self.checkpoint_dir, step=step)
         store = Store(
             claims_dir=self.claims_dir,
