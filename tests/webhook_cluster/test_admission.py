@@ -3,7 +3,7 @@
 
 import copy
 import json
-import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster import ApiError, Cluster
 from tests.webhook_cluster.conftest import L4_MIB
-from tests.webhook_cluster.installation import ACCOUNT, Installation, container, pod, refusal
+from tests.webhook_cluster.installation import ACCOUNT, GRACE_S, Installation, container, pod, refusal
 
 
 def allocation(cluster: Cluster, namespace: str, name: str) -> list[dict[str, Any]] | None:
@@ -77,13 +77,53 @@ def test_whole_cards_and_exclusive_shares_keep_everybody_else_out(cluster: Clust
 
 
 def test_two_gpus_for_one_container_are_two_different_ones(cluster: Cluster, namespace: str) -> None:
-    pair = pod("pair", namespace, container(vgpu=2, gpumem=100))
-    if os.environ.get("KUBERNETES") == "1.35":  # its scheduler would give the same GPU twice
-        assert "not supported yet on this Kubernetes version" in refusal(cluster, pair)
-        return
-    cluster.api.create(pair)
+    cluster.api.create(pod("pair", namespace, container(vgpu=2, gpumem=100), container("one", gpumem=50)))
+    cluster.wait_for(
+        lambda: cluster.get("pods", "pair", namespace)["spec"].get("nodeName"), what="the pod to be scheduled"
+    )
+    (pair,) = [
+        claim["status"]["allocation"]["devices"]["results"]
+        for claim in cluster.list("resourceclaims", namespace)
+        if "100Mi" in json.dumps(claim["status"]["allocation"])
+    ]
+    assert len({each["device"] for each in pair if each["consumedCapacity"]["memory"] == "100Mi"}) == 2
 
-    assert len({each["device"] for each in wait_allocated(cluster, namespace, "pair")}) == 2
+
+def test_an_init_container_uses_a_share_that_is_large_enough(cluster: Cluster, namespace: str) -> None:
+    given = pod("p", namespace, container(gpumem=5000), initContainers=[container("first", gpumem=4000)])
+    live = cluster.api.create(given)
+    assert live["spec"]["initContainers"][0]["resources"]["claims"] == [
+        {"name": "aliquot", "request": "main"}
+    ]
+    (result,) = wait_allocated(cluster, namespace, "p")
+    assert result["consumedCapacity"]["memory"] == "5000Mi"
+
+
+def test_a_percentage_is_of_the_card_that_the_pod_gets(cluster: Cluster, namespace: str) -> None:
+    half = container()
+    half["resources"] = {"limits": {"nvidia.com/gpumem-percentage": 50}}
+    cluster.api.create(pod("p", namespace, half))
+    (result,) = wait_allocated(cluster, namespace, "p")
+    assert result["consumedCapacity"]["memory"] == f"{L4_MIB // 2}Mi"
+
+
+@pytest.mark.parametrize(("annotation", "cards"), [("same-gpu", 1), ("spread-gpus", 2)])
+def test_containers_on_one_gpu_or_on_different_ones(
+    cluster: Cluster, namespace: str, annotation: str, cards: int
+) -> None:
+    given = pod("p", namespace, container("a", gpumem=100), container("b", gpumem=200))
+    given["metadata"]["annotations"] = {f"aliquot.dev/{annotation}": "true"}
+    cluster.api.create(given)
+    assert len({each["device"] for each in wait_allocated(cluster, namespace, "p")}) == cards
+
+
+def test_a_node_name_becomes_a_selector_and_the_scheduler_sends_the_pod_there(
+    cluster: Cluster, namespace: str
+) -> None:
+    live = cluster.api.create(pod("p", namespace, container(gpumem=10), nodeName="node-1"))
+    assert live["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "node-1"}
+    assert wait_allocated(cluster, namespace, "p")
+    assert cluster.get("pods", "p", namespace)["spec"]["nodeName"] == "node-1"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +135,7 @@ def test_two_gpus_for_one_container_are_two_different_ones(cluster: Cluster, nam
         ({"gpumem": "500m"}, "whole number of MiB"),
         ({"vgpu": 3}, "no node has more than 2"),
         ({"vgpu": -1}, "at least 1"),
-        ({"vgpu": 1, "gpumem-percentage": 50}, "not supported yet"),
+        ({"vgpu": 1, "gpumem-percentage": 101}, "from 1 to 100"),
     ],
 )
 def test_bad_requests_are_refused_in_words(
@@ -125,15 +165,18 @@ def test_a_spec_that_is_known_costs_no_call(
     cluster: Cluster, installation: Installation, namespace: str, templates: Callable[[], list[str]]
 ) -> None:
     cluster.api.create(pod("first", namespace, container(gpumem=100)))
-    mark = cluster.audit.mark()
+    mark, started = cluster.audit.mark(), time.monotonic()
     for index in range(20):
         cluster.api.create(pod(f"p{index}", namespace, container(gpumem=100)))
+    # On a busy machine the short grace of these tests may run out, and the template be kept for longer.
+    refreshes = (time.monotonic() - started) // (GRACE_S / 4)
     requests = [
-        event
+        event["verb"]
         for event in cluster.audit.requests(since=mark, user=ACCOUNT)
         if event.get("objectRef", {}).get("namespace") == namespace
     ]
-    assert requests == []
+    assert set(requests) <= {"patch"}
+    assert len(requests) <= refreshes
     assert len(templates()) == 1
 
 
@@ -185,11 +228,10 @@ def test_every_kind_of_pod_that_asks_reaches_us(cluster: Cluster, namespace: str
     only_requests["resources"] = {"requests": {"nvidia.com/gpumem": "10"}}
     assert "resourceClaims" in cluster.api.create(pod("requests", namespace, only_requests))["spec"]
 
-    initial = pod("init", namespace, container(), initContainers=[container("i", vgpu=1)])
-    assert "not supported yet" in refusal(cluster, initial)
+    initial = pod("init", namespace, container(), initContainers=[container("i", gpumem=10)])
+    assert "resourceClaims" in cluster.api.create(initial)["spec"]
     privileged = {**container(gpumem=1), "securityContext": {"privileged": True}}
     assert "privileged" in refusal(cluster, pod("privileged", namespace, privileged))
-    assert "nodeName" in refusal(cluster, pod("named", namespace, container(gpumem=1), nodeName="node-1"))
     pod_level = pod("level", namespace, container(), resources={"limits": {"nvidia.com/vgpu": "1"}})
     assert "spec.resources.limits[nvidia.com/vgpu]" in refusal(cluster, pod_level)
 
