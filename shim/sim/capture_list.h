@@ -19,6 +19,9 @@ struct capture {
   struct capture *next;
 };
 
+/* Whether any is under way. */
+bool capture_any(void);
+
 CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, const CUgraphNode *before,
                        size_t count);
 CUresult capture_end(CUstream stream, CUgraph *graph);

@@ -64,16 +64,17 @@ static void time_by_name(struct image_kernel *kernel) {
 }
 
 static int add(struct image *image, const char *name, size_t length) {
-  struct image_kernel *more = realloc(image->kernels, (image->count + 1) * sizeof *more);
-  if (!more) {
-    return -1;
-  }
-  image->kernels = more;
   struct image_kernel kernel = {.name = strndup(name, length)};
   if (!kernel.name) {
     return -1;
   }
+  struct image_kernel *more = realloc(image->kernels, (image->count + 1) * sizeof *more);
+  if (!more) {
+    free(kernel.name);
+    return -1;
+  }
   time_by_name(&kernel);
+  image->kernels = more;
   image->kernels[image->count] = kernel;
   return (int)image->count++;
 }

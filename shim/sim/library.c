@@ -88,15 +88,13 @@ CUresult cuLibraryUnload(CUlibrary library) {
     return result;
   }
   module_end_all_of(library);
-  for (unsigned i = 0; i < library->kernel_room; i++) {
-    CUkernel kernel = library->kernels[i];
-    if (kernel) {
-      kernel->mark = 0;
-      kernel->next = free_kernels;
-      free_kernels = kernel;
-    }
+  while (library->kernels) {
+    CUkernel kernel = library->kernels;
+    library->kernels = kernel->next;
+    kernel->mark = 0;
+    kernel->next = free_kernels;
+    free_kernels = kernel;
   }
-  free(library->kernels);
   image_free(&library->image);
   library->mark = 0;
   library->next = free_libraries;
@@ -105,28 +103,20 @@ CUresult cuLibraryUnload(CUlibrary library) {
 }
 
 static CUkernel kernel_at(CUlibrary library, unsigned index) {
-  if (index >= library->kernel_room) {
-    CUkernel *more = realloc(library->kernels, library->image.count * sizeof(CUkernel));
-    if (!more) {
-      return NULL;
+  for (CUkernel known = library->kernels; known; known = known->next) {
+    if (known->index == index) {
+      return known;
     }
-    for (unsigned i = library->kernel_room; i < library->image.count; i++) {
-      more[i] = NULL;
-    }
-    library->kernels = more;
-    library->kernel_room = library->image.count;
   }
-  CUkernel *place = &library->kernels[index];
-  if (!*place) {
-    CUkernel kernel = free_kernels ? free_kernels : calloc(1, sizeof *kernel);
-    if (!kernel) {
-      return NULL;
-    }
-    free_kernels = kernel->next;
-    *kernel = (struct CUkern_st){.mark = KERNEL_MARK, .index = index, .library = library};
-    *place = kernel;
+  CUkernel kernel = free_kernels ? free_kernels : calloc(1, sizeof *kernel);
+  if (!kernel) {
+    return NULL;
   }
-  return *place;
+  free_kernels = kernel->next;
+  *kernel =
+      (struct CUkern_st){.mark = KERNEL_MARK, .index = index, .library = library, .next = library->kernels};
+  library->kernels = kernel;
+  return kernel;
 }
 
 CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name) {

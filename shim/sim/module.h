@@ -12,8 +12,7 @@
 struct CUlib_st {
   uint32_t mark; /* 0 = unloaded */
   struct image image;
-  struct CUkern_st **kernels; /* of each of the image's, or NULL */
-  unsigned kernel_room;
+  struct CUkern_st *kernels;
   struct CUmod_st *modules; /* in contexts */
   struct CUlib_st *next;
 };
