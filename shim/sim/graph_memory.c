@@ -121,15 +121,16 @@ static void raise(uint64_t *high, uint64_t value) {
 
 static bool make_resident(struct graph_allocation *allocation) {
   uint32_t gpu = allocation->gpu;
-  uint64_t used = pools[gpu].used + size_of(allocation);
-  uint64_t wanted = memory_round(used, SIM_PAGE);
-  if (wanted > pools[gpu].reserved) {
-    uint64_t before = pools[gpu].reserved;
-    if (!memory_charge(gpu, memory_pages((int64_t)(wanted - before)))) {
+  for (;;) { /* to make room, slack may go that the first look counted on */
+    uint64_t wanted = memory_round(pools[gpu].used + size_of(allocation), SIM_PAGE);
+    if (wanted <= pools[gpu].reserved) {
+      break;
+    }
+    uint64_t missing = wanted - pools[gpu].reserved;
+    if (!memory_charge(gpu, memory_pages((int64_t)missing))) {
       return false;
     }
-    /* To make room, memory of other graphs may have gone meanwhile. */
-    pools[gpu].reserved += wanted - before;
+    pools[gpu].reserved += missing;
   }
   pools[gpu].used += size_of(allocation);
   allocation->resident = true;

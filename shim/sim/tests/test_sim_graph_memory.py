@@ -132,6 +132,27 @@ def test_a_full_gpu_refuses_a_launch_and_keeps_nothing(node: Node) -> None:
     assert node.gpu()["used"] == CONTEXT + 3 * SIZE
 
 
+def test_what_goes_to_make_room_is_counted_on_no_more(node: Node) -> None:
+    """The slack of an ended graph covers half of a new one, until it is given back for its other half."""
+    probe = node.probe()
+    probe.start()
+    ended = Graph(probe, freed=True)
+    executable = ended.instantiate()
+    assert probe.code("cuGraphLaunch", executable, 0) == 0
+    assert probe.code("cuGraphExecDestroy", executable) == 0
+    assert probe.code("cuGraphDestroy", ended.graph) == 0
+    pool = probe.call("cuDeviceGetDefaultMemPool", {"out": 0}, 0).outputs[0]
+    assert probe.code("cuMemPoolSetAttribute", pool, 4, {"out": 1 << 40}) == 0
+    idle = probe.call("cuMemAllocAsync", {"out": 0}, 1, 0).outputs[0]
+    assert probe.code("cuMemFreeAsync", idle, 0) == 0
+    probe.allocate(probe.info()[0])
+    assert node.gpu()["used"] == L4_CAPACITY
+    new = Graph(probe, size=2 * SIZE, freed=True).instantiate()
+    assert probe.code("cuGraphLaunch", new, 0) == 0
+    assert (figure(probe, USED), figure(probe, RESERVED)) == (2 * SIZE, 2 * SIZE)
+    assert node.gpu()["used"] == L4_CAPACITY - 32 * MIB - SIZE + 2 * SIZE
+
+
 def test_small_allocations_share_pages(node: Node) -> None:
     probe = node.probe()
     probe.start()
