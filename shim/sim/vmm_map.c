@@ -49,8 +49,8 @@ void vmm_range_of(const struct space_block *block, uintptr_t *start, size_t *siz
 
 static CUresult reserve(CUdeviceptr *ptr, size_t size, size_t alignment) {
   struct vmm_range *range = malloc(sizeof *range);
-  size_t extra = alignment > SIM_PAGE ? alignment : 0;
-  void *index = range && size <= 1ULL << 41 && extra <= 1ULL << 40
+  size_t extra = (alignment > SIM_PAGE ? alignment : 0) + SIM_PAGE; /* ranges never touch one another */
+  void *index = range && size <= 1ULL << 41 && alignment <= 1ULL << 40
                     ? mmap(NULL, pages_of(size) * sizeof *range->at, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
                     : MAP_FAILED;
@@ -63,8 +63,10 @@ static CUresult reserve(CUdeviceptr *ptr, size_t size, size_t alignment) {
     free(range);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  *range = (struct vmm_range){
-      .start = memory_round(block->address, extra ? extra : SIM_PAGE), .size = size, .at = index};
+  *range =
+      (struct vmm_range){.start = memory_round(block->address, alignment > SIM_PAGE ? alignment : SIM_PAGE),
+                         .size = size,
+                         .at = index};
   block->kind = SPACE_RANGE;
   block->owner = range;
   *ptr = range->start;

@@ -174,6 +174,17 @@ def test_an_alignment_is_kept(node: Node) -> None:
     assert probe.code("cuMemAddressFree", address, PAGE) == 0
 
 
+def test_ranges_never_touch_one_another(node: Node) -> None:
+    """Programs that hope to extend a range must find out that they cannot, by whatever hint."""
+    probe = node.probe()
+    probe.start()
+    first = reserve(probe)
+    second = probe.call("cuMemAddressReserve", {"out": 0}, SIZE, 0, first + SIZE, 0).outputs[0]
+    third = reserve(probe)
+    starts = sorted([first, second, third])
+    assert all(after - before > SIZE for before, after in zip(starts, starts[1:], strict=False))
+
+
 def test_properties_are_what_was_asked_for(node: Node) -> None:
     probe = node.probe()
     probe.start()
