@@ -23,10 +23,11 @@ import grpc
 
 from aliquot_agent import cdi, files, registration
 from aliquot_agent.claims import ClaimRef, PreparedDevice
+from aliquot_agent.healthservice import HealthService
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
 from aliquot_agent.plugin import DraPlugin
 from tests.bench.agent.server import FakeApiServer
-from tests.bench.agent.watch import watch_figures
+from tests.bench.agent.watch import CORE_TARGET_PERCENT, watch_figures
 from tests.bench.figures import Figure, at_most, publish
 from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SIM = ROOT / "build" / "sim"
 SHIM = ROOT / "build" / "shim" / "libaliquot.so"
 GPUS = 8
+SHARES = 128
+WATCH_S = 20
 ALONE = 40
 BURST = 64
 PREPARE_TARGET_MS = 15.0
@@ -69,8 +72,15 @@ class Kubelet:
 
     def __init__(self, plugin: Any, root: Path) -> None:
         paths = registration.Sockets(dra=root / "dra.sock", registrar=root / "reg.sock")
-        service = DraPlugin(claims=plugin, prepared=lambda _: None, unprepared=lambda _: None)
-        self._servers = registration.Servers(paths=paths, plugin=service, registered=lambda *_: None)
+        service = DraPlugin(
+            claims=plugin, prepared=lambda _: None, unprepared=lambda _: None, failed=lambda _: None
+        )
+        self._servers = registration.Servers(
+            paths=paths,
+            plugin=service,
+            health=HealthService(devices=list),
+            registered=lambda *_: None,
+        )
         self._servers.start()
         self._channel = grpc.insecure_channel(f"unix:{paths.dra}")
         self._stub: Any = dra_pb2_grpc.DRAPluginStub(self._channel)  # type: ignore[no-untyped-call]
@@ -156,7 +166,7 @@ def prepare_figures(root: Path) -> list[Figure]:
 
 
 def process_figures(root: Path) -> list[Figure]:
-    """The whole agent as a process, on a simulated GPU and a small API server of ours."""
+    """The whole agent as a process, on simulated GPUs with 128 shares and a small API server of ours."""
     sim_root = root / "sim"
     environ = {**os.environ, "LD_LIBRARY_PATH": str(SIM), "ALIQUOT_SIM_ROOT": str(sim_root)}
     subprocess.run(
@@ -165,6 +175,7 @@ def process_figures(root: Path) -> list[Figure]:
         capture_output=True,
         timeout=DEADLINE_S,
     )
+    _prepare_all(root, sim_root)
     with FakeApiServer() as server:
         kubeconfig = root / "kubeconfig"
         kubeconfig.write_text(json.dumps(server.kubeconfig()))
@@ -186,6 +197,9 @@ def process_figures(root: Path) -> list[Figure]:
                 if not server.published.wait(DEADLINE_S):
                     raise RuntimeError("the agent published nothing")
                 started_s = time.perf_counter() - start
+                before_s = _cpu_s(agent.pid)
+                time.sleep(WATCH_S)
+                core_percent = (_cpu_s(agent.pid) - before_s) / WATCH_S * 100
                 status = Path(f"/proc/{agent.pid}/status").read_text()
             finally:
                 agent.send_signal(signal.SIGTERM)
@@ -195,9 +209,32 @@ def process_figures(root: Path) -> list[Figure]:
     size_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
     return [
         at_most("start to published slice", started_s, "s", target=START_TARGET_S),
-        at_most("resident size after start", size_kib / 1024, "MiB", target=SIZE_TARGET_MIB),
+        at_most(f"resident size, {SHARES} shares", size_kib / 1024, "MiB", target=SIZE_TARGET_MIB),
+        at_most(f"share of a core, {SHARES} idle shares", core_percent, "%", target=CORE_TARGET_PERCENT),
         at_most("SIGTERM to end", stopped_s, "s", target=10),
     ]
+
+
+def _prepare_all(root: Path, sim_root: Path) -> None:
+    """What an agent before left on the node: 128 shares."""
+    books = subprocess.run(
+        [SIM / "aliquot-sim", "books", "--json", "--root", sim_root],
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
+    uuids = [gpu["uuid"] for gpu in json.loads(books.stdout)["gpus"]]
+    gpus = FakeGpus([make_gpu(index, uuid=uuid) for index, uuid in enumerate(uuids)])
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    node = Node(root=root, gpus=gpus, server=FakeServer(), boot_id=boot_id)
+    claims = node.claims()
+    for ref in _claims(node, SHARES, "share"):
+        claims.prepare(ref)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:

@@ -31,6 +31,8 @@ class FakeApiServer:
                     self.close_connection = True
                 elif url.path == "/version":
                     self._answer({"major": "1", "minor": "37"})
+                elif "/resourceclaims/" in url.path:
+                    self.send_error(503)  # nobody is told that a claim is gone
                 elif url.path.startswith("/api/v1/nodes/"):
                     self._answer({"metadata": {"uid": "node-uid"}})
                 else:
@@ -40,7 +42,7 @@ class FakeApiServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 body["metadata"] |= {"name": "slice", "uid": "slice-uid", "resourceVersion": "2"}
                 self._answer(body)
-                if "dryRun" not in self.path and body["spec"]["devices"]:
+                if "dryRun" not in self.path and body.get("spec", {}).get("devices"):
                     published.set()
 
             def _answer(self, body: dict[str, Any]) -> None:
