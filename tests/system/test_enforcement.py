@@ -325,4 +325,4 @@ def test_memory_that_nobody_was_given_is_taken_off_what_is_offered(
         )
     finally:
         os.kill(pid, 9)
-    tenant.wait_said("big", "device", timeout_s=120)  # it comes back after a quiet minute
+    tenant.wait_said("big", "device", timeout_s=120)  # it comes back once it was free for a while
