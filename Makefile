@@ -14,6 +14,8 @@ HOST_PYTHON = $(shell for python in /usr/bin/python3 python3 python3.13 python3.
     && { echo "$$python"; break; }; done)
 STEP := $(ROOT)/tests/testkit/step
 KUBERNETES ?= 1.37
+FUZZ_S ?= 60
+FUZZ_SEED ?= 1
 CLUSTER := $(PYTHON) -m tests.cluster
 PYTEST := $(BIN)/pytest --durations=5
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
@@ -30,7 +32,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench
+.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench bench-agent fuzz
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -69,6 +71,13 @@ bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+
+bench-agent: setup sim shim ## Measure the node agent only
+	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
+
+fuzz: setup ## Feed the agent's parsers with nonsense (FUZZ_S=60 seconds, FUZZ_SEED=1)
+	@$(BIN)/pip install --quiet "atheris>=3.0,<4"
+	@$(STEP) "fuzz the agent's parsers" $(PYTHON) -m tests.fuzz.agent -max_total_time=$(FUZZ_S) -seed=$(FUZZ_SEED) -max_len=4096 -verbosity=0 -print_final_stats=1
 
 ##@ Work on it
 .PHONY: setup packages shim sim testbed images cluster-up cluster-down lock clean help
