@@ -14,6 +14,8 @@ HOST_PYTHON = $(shell for python in /usr/bin/python3 python3 python3.13 python3.
     && { echo "$$python"; break; }; done)
 STEP := $(ROOT)/tests/testkit/step
 KUBERNETES ?= 1.37
+FUZZ_S ?= 600
+FUZZ_SEED ?= 1
 CLUSTER := $(PYTHON) -m tests.cluster
 PYTEST := $(BIN)/pytest --durations=5
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
@@ -30,7 +32,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench fuzz-shim test-shim-sanitized
+.PHONY: test test-unit test-shim test-shim-sanitized test-cluster test-faults test-versions lint bench bench-agent fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -68,13 +70,22 @@ analyze:
 test-shim-sanitized: setup sim ## The shim's tests with address, undefined-behaviour and thread sanitizers
 	@$(STEP) "shim tests under sanitizers" $(PYTHON) -m shim.tests.sanitized
 
-fuzz-shim: setup ## Fuzz what the shim reads, FUZZ_S seconds for each target (needs clang)
-	@$(STEP) "fuzz the shim" $(MAKE) -s -C shim fuzz BUILD=$(BUILD)/shim FUZZ_S=$(or $(FUZZ_S),600)
+fuzz-shim: setup ## Fuzz what the shim reads (needs clang)
+	@$(STEP) "fuzz the shim" $(MAKE) -s -C shim fuzz BUILD=$(BUILD)/shim FUZZ_S=$(FUZZ_S)
 
 bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*.json
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+
+bench-agent: setup sim shim ## Measure the node agent only
+	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
+
+fuzz: fuzz-shim fuzz-agent ## Feed every parser with nonsense (FUZZ_S=600 seconds for each, FUZZ_SEED=1)
+
+fuzz-agent: setup ## Fuzz what the agent reads: opaque configuration, ledgers, checkpoints
+	@$(BIN)/pip install --quiet "atheris>=3.0,<4"
+	@$(STEP) "fuzz the agent's parsers" $(PYTHON) -m tests.fuzz.agent -max_total_time=$(FUZZ_S) -seed=$(FUZZ_SEED) -max_len=4096 -verbosity=0 -print_final_stats=1
 
 ##@ Work on it
 .PHONY: setup packages shim shim-release sim testbed images cluster-up cluster-down docs lock clean help

@@ -130,6 +130,7 @@ class Grower:
         self._settle_s = settle_s
         self._monotonic_s = monotonic_s
         self._resizes: dict[str, _Resize] = {}
+        self._granted: Mapping[str, int] = {}
         self._loop = Loop(name="grower", step=self.step, period_s=_PERIOD_S)
 
     def start(self) -> None:
@@ -153,6 +154,10 @@ class Grower:
         """One pass over the shares that a pod wishes to change, or that are not what their claim consumed."""
         annotated = self._pods.annotated()
         claims = self._claims.prepared()
+        granted = outside.grants(claims)
+        if granted != self._granted:  # a claim with growth ended, or growth was taken back by a Prepare
+            self._granted = granted
+            self._publish()
         living = {share.share for claim in claims for share in claim.shares}
         self._resizes = {share: each for share, each in list(self._resizes.items()) if share in living}
         for claim in claims:

@@ -17,7 +17,6 @@ from aliquot_api.quantity import MIB
 STEP_BYTES: Final = 64 * MIB
 _LOOKS: Final = 2
 """A process that ends, or one that has just started in a container, is nobody's for a moment."""
-_QUIET_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class _Seen:
 class Outside:
     """What processes outside any share hold, by GPU UUID. Written by one thread."""
 
-    def __init__(self, *, quiet_s: float = _QUIET_S) -> None:
+    def __init__(self, *, quiet_s: float) -> None:
         self._quiet_s = quiet_s
         self._seen: dict[str, _Seen] = {}
 

@@ -134,7 +134,7 @@ class Agent:
         )
         self._health_service = HealthService(devices=self._device_health)
         self._publisher = Publisher(api=kube, node=node, devices=self._devices, readiness=self._readiness)
-        self._outside = Outside()
+        self._outside = Outside(quiet_s=settings.outside_quiet_s)
         self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
         claims_on = processes.disk_of(settings.claims_dir.resolve())
         executioner = Executioner()

@@ -45,6 +45,8 @@ class Settings:
     """Most tenants per GPU, where node configuration does not say."""
     health_calm_s: float
     """How long a GPU must look well after a reset before it takes new claims again."""
+    outside_quiet_s: float
+    """How long memory that was held outside any share has to be free before it is offered again."""
     settle_s: float
     """Growth of a share waits so long after the lowered capacity is on the server."""
     context_estimate_bytes: int
@@ -98,6 +100,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         reserve_bytes=_size(given.reserve, field="--reserve"),
         shares_per_gpu=given.shares,
         health_calm_s=given.health_calm_s,
+        outside_quiet_s=given.outside_quiet_s,
         settle_s=given.settle_s,
         context_estimate_bytes=_size(given.context_estimate, field="--context-estimate"),
         metrics_port=given.metrics_port,
@@ -143,6 +146,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--library", Path("/opt/aliquot/libaliquot.so"), "the library for tenants", Path)
     add("--reserve", "0Mi", "memory per GPU that is never handed out, by default")
     add("--shares", 16, "most tenants per GPU, by default", int)
+    add("--outside-quiet-s", 60.0, "how long memory held outside shares must be free to be offered", float)
     add("--settle-s", 5.0, "how long growth of a share waits after the capacity was lowered", float)
     add("--health-calm-s", 30.0, "how long a GPU must look well after a reset", float)
     add(

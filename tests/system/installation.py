@@ -27,7 +27,12 @@ Environment = Mapping[str, Mapping[str, str]]
 """Container name -> variables."""
 
 TEST_ENVIRONMENT: Final[Environment] = {
-    "agent": {"ALIQUOT_REPORT_INTERVAL_S": "1", "ALIQUOT_HEALTH_CALM_S": "3"},
+    "agent": {
+        "ALIQUOT_REPORT_INTERVAL_S": "1",
+        "ALIQUOT_HEALTH_CALM_S": "3",
+        "ALIQUOT_SETTLE_S": "2",
+        "ALIQUOT_OUTSIDE_QUIET_S": "3",
+    },
     "controller": {"ALIQUOT_COLLECT_INTERVAL_S": "1", "ALIQUOT_STALE_AFTER_S": "60"},
     "webhook": {
         "ALIQUOT_TEMPLATE_GRACE_S": "6",

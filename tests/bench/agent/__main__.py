@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent costs: Prepare alone and in a burst, its start, its size. Writes build/bench/agent.json.
+"""What the agent costs: Prepare alone and in a burst, its start, its size, its rest. build/bench/agent.json.
 
-Prepare and Unprepare run over a real unix socket against the real plugin, with files on the real disk and
-a simulated GPU; claims come from memory, as if the API server answered at once. The baseline is a plugin
-that does the least one can: it takes the claim and writes a CDI file.
+The whole agent runs as a process on a simulated GPU, is called over its socket as kubelet does, and reads
+claims from a small API server in a process of its own. The baseline, measured in the same run, is a plugin
+that reads the claim and writes a CDI file (`least`).
 """
 
 import json
@@ -13,200 +13,220 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 
-from aliquot_agent import cdi, files, registration
-from aliquot_agent.claims import ClaimRef, PreparedDevice
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
-from aliquot_agent.plugin import DraPlugin
-from tests.bench.agent.server import FakeApiServer
-from tests.bench.agent.watch import watch_figures
+from tests.bench.agent.server import NAMESPACE, POOL, claim_name, claim_uid, kubeconfig
 from tests.bench.figures import Figure, at_most, publish
-from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
 ROOT = Path(__file__).resolve().parents[3]
 SIM = ROOT / "build" / "sim"
 SHIM = ROOT / "build" / "shim" / "libaliquot.so"
 GPUS = 8
-ALONE = 40
+ALONE = 24
 BURST = 64
+SHARES = 128
+REST_S = 10.0
+DEADLINE_S = 60.0
 PREPARE_TARGET_MS = 15.0
 START_TARGET_S = 2.0
 SIZE_TARGET_MIB = 110.0
-DEADLINE_S = 60
-
-
-class LeastPlugin:
-    """The baseline: takes the claim, writes a CDI file."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._directory = node.root / "least"
-        self._directory.mkdir()
-
-    def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-        claim = self._node.server.get_claim(ref.namespace, ref.name)
-        found = claim["status"]["allocation"]["devices"]["results"][0]
-        name = cdi.device_name(ref.uid, found["shareID"])
-        devices = [{"name": name, "containerEdits": {"env": []}}]
-        spec = {"cdiVersion": "0.5.0", "kind": "x/y", "devices": devices}
-        files.write_atomic(self._directory / f"{ref.uid}.json", json.dumps(spec).encode())
-        request, pool, device, share = (found[key] for key in ("request", "pool", "device", "shareID"))
-        return (PreparedDevice(request, pool, device, share, (f"x/y={name}",)),)
-
-    def unprepare(self, uid: str) -> None:
-        (self._directory / f"{uid}.json").unlink(missing_ok=True)
+REST_TARGET_PERCENT = 2.0
 
 
 class Kubelet:
     """Calls a plugin over its socket and takes the time."""
 
-    def __init__(self, plugin: Any, root: Path) -> None:
-        paths = registration.Sockets(dra=root / "dra.sock", registrar=root / "reg.sock")
-        service = DraPlugin(claims=plugin, prepared=lambda _: None, unprepared=lambda _: None)
-        self._servers = registration.Servers(paths=paths, plugin=service, registered=lambda *_: None)
-        self._servers.start()
-        self._channel = grpc.insecure_channel(f"unix:{paths.dra}")
+    def __init__(self, socket: Path) -> None:
+        wait_for(socket.is_socket, what=f"{socket}")
+        self._channel = grpc.insecure_channel(f"unix:{socket}")
         self._stub: Any = dra_pb2_grpc.DRAPluginStub(self._channel)  # type: ignore[no-untyped-call]
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._channel.close()
-        self._servers.stop()
 
-    def prepare_ms(self, ref: ClaimRef) -> float:
-        request = dra_pb2.NodePrepareResourcesRequest(claims=[_message(ref)])
-        return self._took_ms(lambda: self._stub.NodePrepareResources(request, timeout=DEADLINE_S), ref)
+    def prepare_ms(self, name: str) -> float:
+        request = dra_pb2.NodePrepareResourcesRequest(claims=[_message(name)])
+        return self._took_ms(lambda: self._stub.NodePrepareResources(request, timeout=DEADLINE_S), name)
 
-    def unprepare_ms(self, ref: ClaimRef) -> float:
-        request = dra_pb2.NodeUnprepareResourcesRequest(claims=[_message(ref)])
-        return self._took_ms(lambda: self._stub.NodeUnprepareResources(request, timeout=DEADLINE_S), ref)
+    def unprepare_ms(self, name: str) -> float:
+        request = dra_pb2.NodeUnprepareResourcesRequest(claims=[_message(name)])
+        return self._took_ms(lambda: self._stub.NodeUnprepareResources(request, timeout=DEADLINE_S), name)
+
+    def burst_ms(self, names: Sequence[str]) -> list[float]:
+        """Prepares all at once; how long each call took."""
+        with ThreadPoolExecutor(max_workers=len(names)) as pool:
+            return list(pool.map(self.prepare_ms, names))
 
     @staticmethod
-    def _took_ms(call: Callable[[], Any], ref: ClaimRef) -> float:
+    def _took_ms(call: Callable[[], Any], name: str) -> float:
         start = time.perf_counter()
         response = call()
         took_ms = (time.perf_counter() - start) * 1000
-        if response.claims[ref.uid].error:
-            raise RuntimeError(response.claims[ref.uid].error)
+        if response.claims[claim_uid(name)].error:
+            raise RuntimeError(response.claims[claim_uid(name)].error)
         return took_ms
 
 
-def _message(ref: ClaimRef) -> dra_pb2.Claim:
-    return dra_pb2.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid)
+def _message(name: str) -> dra_pb2.Claim:
+    return dra_pb2.Claim(namespace=NAMESPACE, name=name, uid=claim_uid(name))
 
 
-def _claims(node: Node, count: int, label: str) -> list[ClaimRef]:
-    gpus = node.gpus.gpus
-    return [
-        node.server.add(
-            make_claim(result(gpus[number % len(gpus)], memory="1000Mi"), name=f"{label}-{number}")
-        )
-        for number in range(count)
-    ]
+def wait_for(condition: Callable[[], bool], *, what: str) -> None:
+    """Until the condition holds."""
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"waited {DEADLINE_S:g} s for {what}")
+        time.sleep(0.005)
 
 
-def _burst_ms(kubelet: Kubelet, refs: Sequence[ClaimRef]) -> list[float]:
-    """Prepares all claims at once; how long each call took."""
-    with ThreadPoolExecutor(max_workers=len(refs)) as pool:
-        return list(pool.map(kubelet.prepare_ms, refs))
+def names(devices: Sequence[str], count: int, label: str) -> list[str]:
+    """Claims, spread over the GPUs."""
+    return [claim_name(devices[number % len(devices)], number, label) for number in range(count)]
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
+def percentile(values: Sequence[float], percent: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
-def prepare_figures(root: Path) -> list[Figure]:
-    node = Node(root=root, gpus=FakeGpus([make_gpu(index) for index in range(GPUS)]), server=FakeServer())
-    kubelet = Kubelet(node.claims(), root)
-    alone = _claims(node, ALONE, "alone")
-    prepare = [kubelet.prepare_ms(ref) for ref in alone]
-    again = [kubelet.prepare_ms(ref) for ref in alone]
-    unprepare = [kubelet.unprepare_ms(ref) for ref in alone]
-    burst = _burst_ms(kubelet, _claims(node, BURST, "burst"))
-    kubelet.stop()
+def start(stack: ExitStack, command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+    """A process that ends with the stack."""
+    process = subprocess.Popen([str(word) for word in command], text=True, **options)
 
-    least = Kubelet(LeastPlugin(node), root)
-    least_alone = [least.prepare_ms(ref) for ref in _claims(node, ALONE, "least-alone")]
-    least_burst = _burst_ms(least, _claims(node, BURST, "least-burst"))
-    least.stop()
+    def end() -> None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
-    mean, p99 = statistics.mean(burst), _percentile(burst, 99)
-    least_mean, least_p99 = statistics.mean(least_burst), _percentile(least_burst, 99)
-    # Claims from memory flatter the baseline, whose only real cost is the API call: the bound of a burst
-    # is what such a plugin was measured to take with a real API server (64 ms mean, 230 ms p99).
-    return [
-        at_most(
-            "prepare, alone, median",
-            statistics.median(prepare),
-            "ms",
-            target=PREPARE_TARGET_MS,
-            baseline=statistics.median(least_alone),
-        ),
-        at_most("prepare again, median", statistics.median(again), "ms", target=PREPARE_TARGET_MS),
-        at_most("unprepare, alone, median", statistics.median(unprepare), "ms", target=PREPARE_TARGET_MS),
-        at_most(f"prepare, {BURST} at once, mean", mean, "ms", target=1.5 * 64, baseline=least_mean),
-        at_most(f"prepare, {BURST} at once, p99", p99, "ms", target=2 * 230, baseline=least_p99),
-    ]
+    stack.callback(end)
+    return process
 
 
-def process_figures(root: Path) -> list[Figure]:
-    """The whole agent as a process, on a simulated GPU and a small API server of ours."""
+def reader(stream: IO[str], published: threading.Event) -> None:
+    """Waits for the server's word."""
+    for line in stream:
+        if line.strip() == "published":
+            published.set()
+
+
+def least_figures(root: Path, config: Path, devices: Sequence[str]) -> tuple[float, list[float]]:
+    """The baseline: median alone, and a burst."""
+    folder = root / "least"
+    folder.mkdir()
+    with ExitStack() as stack:
+        start(stack, [sys.executable, "-m", "tests.bench.agent.least", config, folder], cwd=ROOT)
+        kubelet = Kubelet(folder / "dra.sock")
+        stack.callback(kubelet.close)
+        alone = [kubelet.prepare_ms(name) for name in names(devices, ALONE, "least-alone")]
+        return statistics.median(alone), kubelet.burst_ms(names(devices, BURST, "least-burst"))
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def size_mib(pid: int) -> float:
+    """Resident size of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+
+def measure(root: Path) -> list[Figure]:
     sim_root = root / "sim"
     environ = {**os.environ, "LD_LIBRARY_PATH": str(SIM), "ALIQUOT_SIM_ROOT": str(sim_root)}
-    subprocess.run(
-        [SIM / "aliquot-sim", "init", "--gpu", f"l4:{GPUS}", "--node", "bench", "--root", sim_root],
+    tool = [str(SIM / "aliquot-sim")]
+    init = [*tool, "init", "--gpu", f"l4:{GPUS}", "--node", POOL, "--root", str(sim_root)]
+    subprocess.run(init, check=True, capture_output=True, timeout=DEADLINE_S)
+    books = subprocess.run(
+        [*tool, "books", "--json", "--root", str(sim_root)],
         check=True,
         capture_output=True,
         timeout=DEADLINE_S,
     )
-    with FakeApiServer() as server:
-        kubeconfig = root / "kubeconfig"
-        kubeconfig.write_text(json.dumps(server.kubeconfig()))
+    devices = [gpu["uuid"].lower() for gpu in json.loads(books.stdout)["gpus"]]
+    base = root / "base"
+    base.mkdir()
+    listed = [*tool, "cdi", "--lib-dir", str(SIM), "--root", str(sim_root)]
+    spec = subprocess.run(listed, check=True, capture_output=True, timeout=DEADLINE_S)
+    (base / "sim.json").write_bytes(spec.stdout)
+    with ExitStack() as stack:
+        server = start(
+            stack, [sys.executable, "-m", "tests.bench.agent.server"], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert server.stdout is not None
+        config = root / "kubeconfig"
+        config.write_text(json.dumps(kubeconfig(int(server.stdout.readline()))))
+        published = threading.Event()
+        threading.Thread(target=reader, args=(server.stdout, published), daemon=True).start()
+        least_alone, least_burst = least_figures(root, config, devices)
+
         options = {
-            "node-name": "bench",
-            "kubeconfig": kubeconfig,
+            "node-name": POOL,
+            "kubeconfig": config,
             "library": SHIM,
             "metrics-port": 0,
-            "plugin-dir": root / "plugin",
-            "registry-dir": root / "registry",
-            "cdi-dir": root / "cdi",
-            "state-dir": root / "state",
+            "base-cdi-dirs": base,
+            "base-cdi-kind": "sim.aliquot.dev/gpu",
+            **{f"{name}-dir": root / name for name in ("plugin", "registry", "cdi", "state")},
         }
-        arguments = [f"--{name}={value}" for name, value in options.items()]
-        start = time.perf_counter()
-        command = [sys.executable, "-m", "aliquot_agent", "--log-level=error", *arguments]
-        with subprocess.Popen(command, env=environ) as agent:
-            try:
-                if not server.published.wait(DEADLINE_S):
-                    raise RuntimeError("the agent published nothing")
-                started_s = time.perf_counter() - start
-                status = Path(f"/proc/{agent.pid}/status").read_text()
-            finally:
-                agent.send_signal(signal.SIGTERM)
-                stop = time.perf_counter()
-                agent.wait(DEADLINE_S)
-            stopped_s = time.perf_counter() - stop
-    size_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        begun = time.perf_counter()
+        agent = start(
+            stack, [sys.executable, "-m", "aliquot_agent", "--log-level=error", *flags], env=environ
+        )
+        if not published.wait(DEADLINE_S):
+            raise RuntimeError("the agent published nothing")
+        started_s = time.perf_counter() - begun
+        kubelet = Kubelet(root / "plugin" / "dra.sock")
+        stack.callback(kubelet.close)
+        alone = names(devices, ALONE, "alone")
+        prepare = [kubelet.prepare_ms(name) for name in alone]
+        again = [kubelet.prepare_ms(name) for name in alone]
+        unprepare = [kubelet.unprepare_ms(name) for name in alone]
+        burst = kubelet.burst_ms(names(devices, BURST, "burst"))
+        for name in names(devices, SHARES, "burst")[BURST:]:
+            kubelet.prepare_ms(name)
+        time.sleep(2)  # the watcher opens what is new
+        before_s = cpu_s(agent.pid)
+        time.sleep(REST_S)
+        rest_percent = (cpu_s(agent.pid) - before_s) / REST_S * 100
+        resident_mib = size_mib(agent.pid)
+        agent.send_signal(signal.SIGTERM)
+        stopping = time.perf_counter()
+        agent.wait(DEADLINE_S)
+        stopped_s = time.perf_counter() - stopping
+    mean, least_mean = statistics.mean(burst), statistics.mean(least_burst)
+    p99, least_p99 = percentile(burst, 99), percentile(least_burst, 99)
+    alone_ms = statistics.median(prepare)
     return [
+        at_most("prepare, alone, median", alone_ms, "ms", target=PREPARE_TARGET_MS, baseline=least_alone),
+        at_most("prepare again, median", statistics.median(again), "ms", target=PREPARE_TARGET_MS),
+        at_most("unprepare, alone, median", statistics.median(unprepare), "ms", target=PREPARE_TARGET_MS),
+        at_most(f"prepare, {BURST} at once, mean", mean, "ms", target=1.5 * least_mean, baseline=least_mean),
+        at_most(f"prepare, {BURST} at once, p99", p99, "ms", target=2 * least_p99, baseline=least_p99),
         at_most("start to published slice", started_s, "s", target=START_TARGET_S),
-        at_most("resident size after start", size_kib / 1024, "MiB", target=SIZE_TARGET_MIB),
+        at_most(f"resident size with {SHARES} shares", resident_mib, "MiB", target=SIZE_TARGET_MIB),
+        at_most(f"of a core with {SHARES} idle shares", rest_percent, "%", target=REST_TARGET_PERCENT),
         at_most("SIGTERM to end", stopped_s, "s", target=10),
     ]
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        figures = prepare_figures(Path(folder))
-    with tempfile.TemporaryDirectory() as folder:
-        figures += process_figures(Path(folder))
-    with tempfile.TemporaryDirectory() as folder:
-        figures += watch_figures(Path(folder))
+        figures = measure(Path(folder))
     publish("agent", figures)
     return 0
 

@@ -143,7 +143,7 @@ def _watcher(
         hardware=hardware,
         pods=nobody,
         judge=Enforcer(killer=Executioner(), api=nobody, events=nobody, policy=lambda: policy),
-        outside=Outside(),
+        outside=Outside(quiet_s=60),
         policy=lambda: policy,
         changed=lambda: None,
         mounted=lambda pid: shares[pid],

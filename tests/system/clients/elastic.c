@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A tenant's program that holds as much GPU memory as it may, up to `elastic MIB`, and says when the size of
- * its GPU changes. On SIGUSR1 it gives all of it back and holds none from then on. With `elastic MIB yield`
- * it gives memory back as soon as it holds more than its GPU shows. One JSON object a line.
+ * its GPU changes. On SIGUSR1 it gives all of it back and holds none from then on. One JSON object a line.
  */
 #include <cuda.h>
 #include <signal.h>
@@ -47,11 +46,8 @@ int main(int argc, char **argv) {
       shown = total;
       printf("{\"event\": \"total %zu\", \"held_mib\": %zu}\n", total >> 20, held * 2);
     }
-    if (let_go || (argc > 2 && free_bytes == 0 && held > 0)) {
-      size_t keep = let_go || held < 64 ? 0 : held - 64;
-      while (held > keep)
-        check(cuMemFree(pages[--held]), "cuMemFree");
-    }
+    while (let_go && held > 0)
+      check(cuMemFree(pages[--held]), "cuMemFree");
     while (!let_go && held < wanted && held < MAX_PAGES &&
            cuMemAlloc(&pages[held], PAGE_BYTES) == CUDA_SUCCESS)
       held++;

@@ -2,7 +2,7 @@
  *
  * A tenant's program that takes GPU memory and keeps it: `hog MIB`. With the driver linked in statically it
  * is a program that no preload reaches, with no limit but the card's. One JSON object a line; "at" is
- * CLOCK_MONOTONIC in seconds.
+ * the time in seconds.
  */
 #include <cuda.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 static double now_s(void) {
   struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(CLOCK_REALTIME, &now);
   return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 

@@ -247,6 +247,17 @@ def test_growth_that_is_not_wished_any_more_comes_back(cluster: Cluster) -> None
     assert cluster.published_bytes == 24 * GIB
 
 
+def test_the_growth_of_a_claim_that_ends_comes_back_at_once(cluster: Cluster) -> None:
+    ref = cluster.add("a", "8Gi")
+    cluster.claims.prepare(ref)
+    cluster.limits["a"] = "16Gi"
+    cluster.steps(10)
+    assert cluster.published_bytes == 16 * GIB
+    cluster.claims.unprepare(ref.uid)
+    cluster.steps(1)
+    assert cluster.published_bytes == 24 * GIB
+
+
 def test_a_late_claim_is_prepared_once_growth_has_left(cluster: Cluster) -> None:
     ref = cluster.add("a", "8Gi")
     cluster.claims.prepare(ref)

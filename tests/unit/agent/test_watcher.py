@@ -110,7 +110,7 @@ class Scene:
         self.mounted = {device.share}  # where this process lives, as in its container
         self.clock = Clock()
         self.killer = FakeKiller()
-        self.outside = Outside()
+        self.outside = Outside(quiet_s=60)
         self.library = True
         self.changes: list[int] = []
         self.watcher = self.new_watcher()
