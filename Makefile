@@ -30,7 +30,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench fuzz-shim test-shim-sanitized
+.PHONY: test test-unit test-shim test-cluster test-faults test-versions lint bench bench-webhook fuzz-shim test-shim-sanitized
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -75,6 +75,10 @@ bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+
+bench-webhook: testbed ## Admission on a real API server, against other webhooks (10 minutes)
+	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+	@$(STEP) "benchmark of admission" $(PYTHON) -m tests.bench.webhook.cluster
 
 ##@ Work on it
 .PHONY: setup packages shim shim-release sim testbed images cluster-up cluster-down docs lock clean help

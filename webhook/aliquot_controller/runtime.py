@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assembles the controller's loops, starts and stops them."""
 
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -41,7 +42,7 @@ class Runtime:
             api=kube,
             namespace=settings.namespace,
             name=NAME,
-            identity=settings.identity,
+            identity=settings.identity or socket.gethostname(),
             duration_s=settings.lease_s,
         )
         inventory = LiveInventory()
