@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What operators live through: the webhook gone, permissions missing, secrets lost, servers restarted."""
 
+import base64
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
+from aliquot_webhook import certs
 from tests.cluster import ApiError, Cluster
 from tests.webhook_cluster.installation import (
     CONFIGURATIONS,
@@ -144,6 +147,70 @@ def test_a_new_authority_is_trusted_before_it_is_served(
     )
     assert all(authority(cluster) in bundle or bundle for bundle in installation.bundles())
     admissions.wait_for(30)
+
+
+def test_certificates_that_somebody_else_renews(
+    cluster: Cluster, installation: Installation, namespace: str, tmp_path: Path
+) -> None:
+    """cert-manager: it writes the files of a mounted Secret, and caBundle."""
+    hosts = ["aliquot-webhook.aliquot-system.svc"]
+    first = certs.renewed(None, hosts=hosts, now=datetime.now(UTC))
+    assert first is not None
+    second = certs.renewed(first, hosts=[*hosts, "another"], now=datetime.now(UTC))
+    assert second is not None
+
+    def write(bundle: certs.Bundle) -> None:
+        for name, content in (("tls.crt", bundle.certificate), ("tls.key", bundle.key)):
+            (tmp_path / f"{name}.new").write_bytes(content)
+            (tmp_path / f"{name}.new").rename(tmp_path / name)
+
+    write(first)
+    installation.stop("controller")
+    installation.start("controller", keep_ca_bundle="false")
+    installation.stop("webhook")
+    bundle = base64.b64encode(first.authority).decode()
+    for kind in CONFIGURATIONS:
+        webhooks = cluster.get(kind, "aliquot-webhook")["webhooks"]
+        for each in webhooks:
+            each["clientConfig"]["caBundle"] = bundle
+        cluster.api.patch(kind, "aliquot-webhook", {"webhooks": webhooks})
+    installation.start("webhook-3", certificate_folder=tmp_path)
+    try:
+        cluster.wait_for(lambda: _admits(cluster, namespace) or None, what="an admission")
+        write(second)
+        cluster.wait_for(
+            lambda: installation.log("webhook-3").count("serving certificate") == 2 or None,
+            what="the renewed certificate",
+        )
+        assert _admits(cluster, namespace)
+        assert set(installation.bundles()) == {bundle}
+    finally:
+        installation.stop("webhook-3")
+        installation.stop("controller")
+        installation.start("controller")
+        installation.start("webhook")
+        installation.wait_ready()
+
+
+def test_the_cert_manager_variant_says_what_the_webhook_needs(cluster: Cluster) -> None:
+    rendered = list(yaml.safe_load_all(cluster.kubectl("kustomize", str(MANIFESTS.parent / "cert-manager"))))
+    configurations = [each for each in rendered if each["kind"].endswith("WebhookConfiguration")]
+    wanted = {"cert-manager.io/inject-ca-from": "aliquot-system/aliquot-webhook"}
+    assert [each["metadata"]["annotations"] for each in configurations] == [wanted, wanted]
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in rendered
+        if each["kind"] == "Deployment"
+    }
+    (webhook,) = pods["aliquot-webhook"]["containers"]
+    folder = {each["name"]: each["value"] for each in webhook["env"]}["ALIQUOT_CERTIFICATE_FOLDER"]
+    assert {each["mountPath"] for each in webhook["volumeMounts"]} == {folder}
+    (certificate,) = [each for each in rendered if each["kind"] == "Certificate"]
+    (volume,) = pods["aliquot-webhook"]["volumes"]
+    assert volume["secret"]["secretName"] == certificate["spec"]["secretName"]
+    assert certificate["spec"]["dnsNames"][0] == "aliquot-webhook.aliquot-system.svc"
+    (controller,) = pods["aliquot-controller"]["containers"]
+    assert controller["env"] == [{"name": "ALIQUOT_KEEP_CA_BUNDLE", "value": "false"}]
 
 
 def test_a_rolling_update_under_load_fails_no_admission(

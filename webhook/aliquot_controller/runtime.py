@@ -17,8 +17,9 @@ from aliquot_controller.stale import StaleClaimFinder
 from aliquot_controller.templates import TemplateCollector
 from aliquot_webhook import settings as webhook
 from aliquot_webhook.budgets import Budgets
+from aliquot_webhook.charges import ChargeUnavailable
 from aliquot_webhook.inventory import LiveInventory
-from aliquot_webhook.kube import Kube
+from aliquot_webhook.kube import ApiError, Kube
 from aliquot_webhook.loops import Loop
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.reflector import Reflector
@@ -122,7 +123,12 @@ class Runtime:
         if settings.stale_claims != StaleClaims.OFF:
             steps.append(("stale-claims", self._look_for_stale, settings.stale_interval_s))
         return [
-            Loop(name=name, step=partial(self._while_leading, step, interval_s), retry_s=1.0)
+            Loop(
+                name=name,
+                step=partial(self._while_leading, step, interval_s),
+                retry_s=1.0,
+                expected=(ApiError, ChargeUnavailable),
+            )
             for name, step, interval_s in steps
         ]
 

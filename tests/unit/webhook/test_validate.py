@@ -64,43 +64,17 @@ def pod(*claims: str, annotation: str | None = None, **container: Any) -> dict[s
     }
 
 
+WORDS = (
+    "devices requests exactly firstAvailable deviceClassName capacity memory config opaque driver parameters"
+    " name count constraints spec metadata annotations containers resources claims resourceClaims status"
+    f" resourceClaimName {LIMIT}"
+).split()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                [
-                    "devices",
-                    "requests",
-                    "exactly",
-                    "firstAvailable",
-                    "deviceClassName",
-                    "capacity",
-                    "memory",
-                    "config",
-                ]
-                + [
-                    "opaque",
-                    "driver",
-                    "parameters",
-                    "name",
-                    "count",
-                    "constraints",
-                    "spec",
-                    "metadata",
-                    "annotations",
-                ]
-                + [
-                    "containers",
-                    "resources",
-                    "claims",
-                    "resourceClaims",
-                    "resourceClaimName",
-                    "status",
-                    LIMIT,
-                ]
-            ),
+            st.sampled_from(WORDS),
             inner,
             max_size=5,
         )
@@ -167,7 +141,7 @@ def test_a_server_that_is_not_fit_gets_no_claims_of_ours() -> None:
 
 
 def test_privileged_pods_with_hand_written_claims() -> None:
-    privileged = {"securityContext": {"privileged": True}}
+    privileged: dict[str, Any] = {"securityContext": {"privileged": True}}
     bed = Bed()
     bed.put_claim("share", exactly(memory="1Gi"))
     bed.put_claim("whole", exactly())
