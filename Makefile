@@ -32,7 +32,8 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-shim-sanitized test-cluster test-faults test-versions lint bench bench-agent fuzz fuzz-shim fuzz-agent
+.PHONY: test test-unit test-shim test-shim-sanitized test-cluster test-faults test-versions lint
+.PHONY: bench bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -80,6 +81,10 @@ bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*
 
 bench-agent: setup sim shim ## Measure the node agent only
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
+
+bench-webhook: testbed ## Admission on a real API server, against other webhooks (10 minutes)
+	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+	@$(STEP) "benchmark of admission" $(PYTHON) -m tests.bench.webhook.cluster
 
 fuzz: fuzz-shim fuzz-agent ## Feed every parser with nonsense (FUZZ_S=600 seconds for each, FUZZ_SEED=1)
 

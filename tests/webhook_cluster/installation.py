@@ -7,10 +7,12 @@ likes.
 """
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -98,10 +100,13 @@ class Installation:
         if kind == "webhook" and listed:
             self.list_endpoints(self.listed | {name})
 
-    def stop(self, name: str) -> None:
-        """Ask it to end, and wait."""
+    def stop(self, name: str, *, drain: Callable[[int], None] | None = None) -> None:
+        """Ask it to end, and wait. `drain` waits between the end of its endpoint and that of the process, as
+        the pod's preStop hook does."""
         if name in self.listed:
             self.list_endpoints(self.listed - {name})
+        if drain is not None:
+            drain(30)
         process = self._processes.pop(name)
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_S)
@@ -109,7 +114,7 @@ class Installation:
     def kill(self, name: str) -> None:
         """As the kernel does when memory is short. Its address stays listed."""
         process = self._processes.pop(name)
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(STOP_S)
 
     def list_endpoints(self, names: set[str]) -> None:

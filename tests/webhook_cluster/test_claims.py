@@ -51,7 +51,7 @@ def pod_with(name: str, namespace: str, *claims: dict[str, str], **rest: Any) ->
     ("requests", "devices", "says"),
     [
         pytest.param(
-            [{"exactly": ask(**{"gpu.aliquot.dev/memory": "8Gi"})}],
+            [{"exactly": {**ask(), "capacity": {"requests": {"gpu.aliquot.dev/memory": "8Gi"}}}}],
             {},
             "exactly.capacity.requests[gpu.aliquot.dev/memory]: invalid value '8Gi': want 'memory'",
             id="a qualified name",

@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What operators live through: the webhook gone, permissions missing, secrets lost, servers restarted."""
 
-from collections.abc import Callable
+import base64
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
+from aliquot_webhook import certs
 from tests.cluster import ApiError, Cluster
-from tests.webhook_cluster.installation import MANIFESTS, NAMESPACE, Installation, container, pod, refusal
+from tests.webhook_cluster.installation import (
+    CONFIGURATIONS,
+    MANIFESTS,
+    NAMESPACE,
+    Installation,
+    container,
+    pod,
+    refusal,
+)
 
 CLASS = "gpu.aliquot.dev"
 
@@ -55,33 +68,218 @@ def test_a_restored_copy_gets_its_template_again(
     assert templates() == [live["spec"]["resourceClaims"][0]["resourceClaimTemplateName"]]
 
 
-def test_a_lost_secret_is_made_again_and_trusted(
-    cluster: Cluster, installation: Installation, namespace: str
-) -> None:
-    before = cluster.get("secrets", "aliquot-webhook-tls", NAMESPACE)["data"]["ca.crt"]
+@pytest.fixture
+def admissions(cluster: Cluster, installation: Installation, namespace: str) -> Iterator["Admissions"]:
+    """A client that creates GPU pods all the time, on dry runs; none of them may fail."""
+    running = Admissions(cluster, namespace)
+    running.start()
+    yield running
+    running.stop()
+    assert running.failures == []
+    assert running.done > 0
+
+
+class Admissions:
+    """Threads that ask and ask."""
+
+    def __init__(self, cluster: Cluster, namespace: str, threads: int = 3) -> None:
+        self.done = 0
+        self.failures: list[str] = []
+        self._cluster = cluster
+        self._namespace = namespace
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, name=f"client-{n}") for n in range(threads)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more have been admitted."""
+        target = self.done + more
+        self._cluster.wait_for(
+            lambda: self.done >= target or self.failures or None, what="admissions", timeout_s=60
+        )
+
+    def _run(self) -> None:
+        given = pod("probe", self._namespace, container(gpumem=321))
+        while not self._stopping.is_set():
+            try:
+                live = self._cluster.api.create(given, dry_run=True)
+                assert "resourceClaims" in live["spec"]
+                self.done += 1
+            except (ApiError, AssertionError) as error:
+                self.failures.append(f"{time.time():.3f} {error}")
+                return
+
+
+def authority(cluster: Cluster) -> str:
+    secret: str = cluster.get("secrets", "aliquot-webhook-tls", NAMESPACE)["data"]["ca.crt"]
+    return secret
+
+
+def test_a_lost_secret_comes_back_and_nobody_notices(cluster: Cluster, admissions: Admissions) -> None:
+    before = authority(cluster)
     cluster.delete("secrets", "aliquot-webhook-tls", NAMESPACE)
-
-    def admitted() -> bool:
-        try:
-            cluster.api.create(pod("probe", namespace, container(vgpu=1)), dry_run=True)
-        except ApiError:
-            return False
-        return True
-
-    def replaced() -> bool:
-        secrets = cluster.list("secrets", NAMESPACE)
-        return any(each.get("data", {}).get("ca.crt", before) != before for each in secrets)
-
-    cluster.wait_for(lambda: replaced() or None, what="a new Secret")
-    cluster.wait_for(lambda: admitted() or None, what="the new certificate in use", timeout_s=90)
+    cluster.wait_for(
+        lambda: [each["metadata"]["name"] for each in cluster.list("secrets", NAMESPACE)] or None,
+        what="the Secret",
+    )
+    assert authority(cluster) == before
+    admissions.wait_for(30)
 
 
-def test_a_wrong_ca_bundle_is_put_right(cluster: Cluster, installation: Installation) -> None:
-    configuration = cluster.get("mutatingwebhookconfigurations", "aliquot-webhook")
-    del configuration["webhooks"][0]["clientConfig"]["caBundle"]
-    webhooks = {"webhooks": configuration["webhooks"]}
-    cluster.api.patch("mutatingwebhookconfigurations", "aliquot-webhook", webhooks)
+def test_a_new_authority_is_trusted_before_it_is_served(
+    cluster: Cluster, installation: Installation, admissions: Admissions
+) -> None:
+    """What an administrator does whose key was stolen."""
+    before, log = authority(cluster), installation.log("webhook").count("serving certificate")
+    cluster.api.patch("secrets", "aliquot-webhook-tls", {"data": {"ca.key": ""}}, NAMESPACE)
+    cluster.wait_for(lambda: authority(cluster) != before or None, what="a new authority")
+    cluster.wait_for(
+        lambda: installation.log("webhook").count("serving certificate") > log or None,
+        what="the new certificate to be served",
+    )
+    assert all(authority(cluster) in bundle or bundle for bundle in installation.bundles())
+    admissions.wait_for(30)
 
+
+def test_certificates_that_somebody_else_renews(
+    cluster: Cluster, installation: Installation, namespace: str, tmp_path: Path
+) -> None:
+    """cert-manager: it writes the files of a mounted Secret, and caBundle."""
+    hosts = ["aliquot-webhook.aliquot-system.svc"]
+    first = certs.renewed(None, hosts=hosts, now=datetime.now(UTC))
+    assert first is not None
+    second = certs.renewed(first, hosts=[*hosts, "another"], now=datetime.now(UTC))
+    assert second is not None
+
+    def write(bundle: certs.Bundle) -> None:
+        for name, content in (("tls.crt", bundle.certificate), ("tls.key", bundle.key)):
+            (tmp_path / f"{name}.new").write_bytes(content)
+            (tmp_path / f"{name}.new").rename(tmp_path / name)
+
+    write(first)
+    installation.stop("controller")
+    installation.start("controller", keep_ca_bundle="false")
+    installation.stop("webhook")
+    bundle = base64.b64encode(first.authority).decode()
+    for kind in CONFIGURATIONS:
+        webhooks = cluster.get(kind, "aliquot-webhook")["webhooks"]
+        for each in webhooks:
+            each["clientConfig"]["caBundle"] = bundle
+        cluster.api.patch(kind, "aliquot-webhook", {"webhooks": webhooks})
+    installation.start("webhook-3", certificate_folder=tmp_path)
+    try:
+        cluster.wait_for(lambda: _admits(cluster, namespace) or None, what="an admission")
+        write(second)
+        cluster.wait_for(
+            lambda: installation.log("webhook-3").count("serving certificate") == 2 or None,
+            what="the renewed certificate",
+        )
+        assert _admits(cluster, namespace)
+        assert set(installation.bundles()) == {bundle}
+    finally:
+        installation.stop("webhook-3")
+        installation.stop("controller")
+        installation.start("controller")
+        installation.start("webhook")
+        installation.wait_ready()
+
+
+def test_the_cert_manager_variant_says_what_the_webhook_needs(cluster: Cluster) -> None:
+    rendered = list(yaml.safe_load_all(cluster.kubectl("kustomize", str(MANIFESTS.parent / "cert-manager"))))
+    configurations = [each for each in rendered if each["kind"].endswith("WebhookConfiguration")]
+    wanted = {"cert-manager.io/inject-ca-from": "aliquot-system/aliquot-webhook"}
+    assert [each["metadata"]["annotations"] for each in configurations] == [wanted, wanted]
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in rendered
+        if each["kind"] == "Deployment"
+    }
+    (webhook,) = pods["aliquot-webhook"]["containers"]
+    folder = {each["name"]: each["value"] for each in webhook["env"]}["ALIQUOT_CERTIFICATE_FOLDER"]
+    assert {each["mountPath"] for each in webhook["volumeMounts"]} == {folder}
+    (certificate,) = [each for each in rendered if each["kind"] == "Certificate"]
+    (volume,) = pods["aliquot-webhook"]["volumes"]
+    assert volume["secret"]["secretName"] == certificate["spec"]["secretName"]
+    assert certificate["spec"]["dnsNames"][0] == "aliquot-webhook.aliquot-system.svc"
+    (controller,) = pods["aliquot-controller"]["containers"]
+    assert controller["env"] == [{"name": "ALIQUOT_KEEP_CA_BUNDLE", "value": "false"}]
+
+
+def test_a_rolling_update_under_load_fails_no_admission(
+    cluster: Cluster, installation: Installation, admissions: Admissions
+) -> None:
+    """As the Deployment does it: a new one is ready before an old one goes, and the old one hears of its end
+    after it is out of the endpoints."""
+    installation.start("webhook-2", listed=False)
+    cluster.wait_for(lambda: installation.is_ready("webhook-2") or None, what="the new one to be ready")
+    admissions.wait_for(20)
+    installation.list_endpoints({"webhook", "webhook-2"})
+    admissions.wait_for(20)
+    installation.stop("webhook", drain=admissions.wait_for)
+    admissions.wait_for(20)
+    installation.start("webhook", listed=False)
+    cluster.wait_for(lambda: installation.is_ready("webhook") or None, what="the other one to be ready")
+    installation.list_endpoints({"webhook", "webhook-2"})
+    admissions.wait_for(20)
+    installation.stop("webhook-2", drain=admissions.wait_for)
+    admissions.wait_for(20)
+
+
+def test_with_every_replica_killed_only_gpu_pods_are_refused(
+    cluster: Cluster, installation: Installation, namespace: str, plain_namespace: str
+) -> None:
+    """Killed without a word, their addresses still listed."""
+    installation.start("webhook-2")
+    cluster.wait_for(lambda: installation.is_ready("webhook-2") or None, what="the second one")
+    for name in ("webhook", "webhook-2"):
+        installation.kill(name)
+    try:
+        for _ in range(4):
+            assert "pods.aliquot.dev" in refusal(cluster, pod("gpu", namespace, container(vgpu=1)))
+        assert cluster.api.create(pod("plain", namespace, container()))
+        assert cluster.api.create(pod("gpu", plain_namespace, container(vgpu=1)))
+    finally:
+        installation.list_endpoints(set())
+        installation.start("webhook")
+        installation.wait_ready()
+    assert cluster.api.create(pod("gpu", namespace, container(vgpu=1)))
+
+
+def test_another_controller_takes_over(
+    cluster: Cluster, installation: Installation, namespace: str, templates: Callable[[], list[str]]
+) -> None:
+    installation.start("controller-2", identity="second")
+    installation.kill("controller")
+    try:
+        cluster.wait_for(
+            lambda: "aliquot_controller_leads 1.0" in installation.page("controller-2", "/metrics") or None,
+            what="the second one to lead",
+        )
+        cluster.api.create(pod("p", namespace, container(gpumem=100)))
+        cluster.delete("pods", "p", namespace, grace_s=0)
+        cluster.wait_for(lambda: not templates() or None, what="the template to be gone")
+    finally:
+        installation.start("controller", identity="first")
+        installation.stop("controller-2")
+        installation.wait_ready()
+
+
+def test_wrong_ca_bundles_are_put_right(cluster: Cluster, installation: Installation) -> None:
+    for kind in CONFIGURATIONS:
+        configuration = cluster.get(kind, "aliquot-webhook")
+        for each in configuration["webhooks"]:
+            del each["clientConfig"]["caBundle"]
+        cluster.api.patch(kind, "aliquot-webhook", {"webhooks": configuration["webhooks"]})
+
+    cluster.wait_for(lambda: all(installation.bundles()) or None, what="every caBundle")
     installation.wait_ready()
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assembles the controller's loops, starts and stops them."""
 
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -16,8 +17,9 @@ from aliquot_controller.stale import StaleClaimFinder
 from aliquot_controller.templates import TemplateCollector
 from aliquot_webhook import settings as webhook
 from aliquot_webhook.budgets import Budgets
+from aliquot_webhook.charges import ChargeUnavailable
 from aliquot_webhook.inventory import LiveInventory
-from aliquot_webhook.kube import Kube
+from aliquot_webhook.kube import ApiError, Kube
 from aliquot_webhook.loops import Loop
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.reflector import Reflector
@@ -41,7 +43,7 @@ class Runtime:
             api=kube,
             namespace=settings.namespace,
             name=NAME,
-            identity=settings.identity,
+            identity=settings.identity or socket.gethostname(),
             duration_s=settings.lease_s,
         )
         inventory = LiveInventory()
@@ -121,7 +123,12 @@ class Runtime:
         if settings.stale_claims != StaleClaims.OFF:
             steps.append(("stale-claims", self._look_for_stale, settings.stale_interval_s))
         return [
-            Loop(name=name, step=partial(self._while_leading, step, interval_s), retry_s=1.0)
+            Loop(
+                name=name,
+                step=partial(self._while_leading, step, interval_s),
+                retry_s=1.0,
+                expected=(ApiError, ChargeUnavailable),
+            )
             for name, step, interval_s in steps
         ]
 

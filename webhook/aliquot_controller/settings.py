@@ -2,7 +2,6 @@
 """Settings of the controller."""
 
 import enum
-import socket
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +26,9 @@ class ControllerSettings(CommonSettings):
 
     host: str = setting("0.0.0.0", "address of /metrics and /healthz")
     port: int = setting(8081, "port of /metrics and /healthz")
+    identity: str = setting(
+        "", "name of this candidate for the lease; empty: the host name, which is the pod's"
+    )
     lease_s: float = setting(15.0, "another controller takes over when the leader is silent for this time")
     collect_interval_s: float = setting(60.0, "between two looks for unused claim templates")
     budget_interval_s: float = setting(10.0, "between two comparisons of budgets with claims")
@@ -49,8 +51,3 @@ class ControllerSettings(CommonSettings):
             raise InvalidInput(
                 field="stale_claims", value=self.stale_claims, fix=f"want one of {', '.join(StaleClaims)}"
             )
-
-    @property
-    def identity(self) -> str:
-        """Who this candidate is: a pod's name is its host name."""
-        return socket.gethostname()

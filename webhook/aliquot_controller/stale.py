@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from aliquot_api import names
 from aliquot_webhook.charges import ListApi
-from aliquot_webhook.kube import JSON_PATCH, MERGE_PATCH, ApiError
+from aliquot_webhook.kube import MERGE_PATCH, ApiError
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
@@ -122,17 +122,14 @@ class StaleClaimFinder:
     def _release(self, claim: JsonObject) -> None:
         metadata = obj(claim.get("metadata"))
         path = f"{ROOT}/namespaces/{metadata['namespace']}/resourceclaims/{metadata['name']}"
-        seen = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
-        body = {"metadata": seen, "status": {"reservedFor": None, "allocation": None}}
+        judged = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
+        body = {"metadata": judged, "status": {"reservedFor": None, "allocation": None}}
         live = self._api.call("PATCH", f"{path}/status", body=body, content_type=MERGE_PATCH)
         finalizers = items(dig(live, "metadata", "finalizers"))
         if FINALIZER in finalizers:
-            index = finalizers.index(FINALIZER)
-            operations = [
-                {"op": "test", "path": f"/metadata/finalizers/{index}", "value": FINALIZER},
-                {"op": "remove", "path": f"/metadata/finalizers/{index}"},
-            ]
-            live = self._api.call("PATCH", path, body=operations, content_type=JSON_PATCH)
+            left = [each for each in finalizers if each != FINALIZER]
+            seen = {"resourceVersion": dig(live, "metadata", "resourceVersion"), "finalizers": left}
+            live = self._api.call("PATCH", path, body={"metadata": seen}, content_type=MERGE_PATCH)
         if _owner(claim) is not None and dig(live, "metadata", "deletionTimestamp") is None:
             preconditions = {
                 "uid": metadata["uid"],

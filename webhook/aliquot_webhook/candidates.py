@@ -94,10 +94,11 @@ def _uuids(
         warnings.append(f"no GPU of this cluster has the UUID {_list(unknown)}")
     shunned = [inventory.places[uuid] for uuid in dict.fromkeys(choice.not_uuids) if uuid in inventory.places]
     if wanted or shunned:
+        shunned_uuids = {place.uuid for place in shunned}
         places = [
             place
             for place in (wanted or inventory.places.values())
-            if place not in shunned and place.gpu.sharing == choice.sharing.value
+            if place.uuid not in shunned_uuids and place.gpu.sharing == choice.sharing.value
         ]
         everything = of_places(places)
         if not places:
@@ -171,7 +172,7 @@ def _is_type(product: str, word: str) -> bool:
 
 
 def _parts(word: str) -> list[str]:
-    return [part for part in word.replace("_", "-").replace(" ", "-").split("-") if part]
+    return [part for part in word.replace("_", "-").replace(" ", "-").split("-") if part] or [word]
 
 
 def _unknown(choice: Choice) -> Candidates:
@@ -196,8 +197,7 @@ def _unknown(choice: Choice) -> Candidates:
         types,
     )
     steps = [
-        "" if word == ANY_TYPE else cel.contains_all("productName", _parts(word) or [word])
-        for word in choice.preferred
+        "" if word == ANY_TYPE else cel.contains_all("productName", _parts(word)) for word in choice.preferred
     ]
     groups = tuple(Group(selector=cel.both(base, step), inventory=Inventory()) for step in steps or [""])
     return Candidates(groups=groups, everything=Inventory())

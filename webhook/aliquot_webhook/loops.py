@@ -5,18 +5,29 @@ import logging
 import threading
 from collections.abc import Callable
 
+from aliquot_webhook.kube import ApiError
+
 logger = logging.getLogger(__name__)
 
 
 class Loop:
     """Calls `step`, which returns the seconds to wait before the next call, until `stop`.
 
-    A step that raises is tried again after `retry_s`.
+    A step that raises is tried again after `retry_s`. `expected` errors (a server that is away, say) are told
+    in a line, others with all that is known.
     """
 
-    def __init__(self, *, name: str, step: Callable[[], float], retry_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        step: Callable[[], float],
+        retry_s: float = 5.0,
+        expected: tuple[type[Exception], ...] = (ApiError,),
+    ) -> None:
         self._step = step
         self._retry_s = retry_s
+        self._expected = expected
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -34,6 +45,9 @@ class Loop:
         while not self._stopping.is_set():
             try:
                 delay_s = self._step()
+            except self._expected as error:
+                logger.warning("step failed", extra={"loop": self._thread.name, "error": str(error)})
+                delay_s = self._retry_s
             except Exception:
                 logger.exception("step failed", extra={"loop": self._thread.name})
                 delay_s = self._retry_s

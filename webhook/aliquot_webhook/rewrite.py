@@ -73,6 +73,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
     containers = list(pods.containers_of(spec, record, policy))
     pods.refuse_pod_level(spec, policy)
     if not containers:
+        _refuse_borrowed_templates(pod, spec, frozenset())
         return None
 
     warnings = [word for each in containers for word in checks.container_warnings(each, policy, pod)]
@@ -80,6 +81,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
     askers = _askers(containers, wished, policy, warnings)
     operations = [operation for container in containers for operation in _removals(container)]
     if not askers:
+        _refuse_borrowed_templates(pod, spec, frozenset())
         return Patch(operations=tuple(operations), warnings=tuple(warnings))
 
     checks.check_names(spec, containers)
@@ -95,6 +97,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
     operations += _annotation_operations(pod, holding)
     operations += _pod_claim_operations(spec, record, arrangement)
     ours = pods.own_names(record)
+    _refuse_borrowed_templates(pod, spec, ours)
     for container in holding:
         operations += _container_claim_operations(container, arrangement, ours)
     operations += environment.operations(spec)
@@ -215,6 +218,22 @@ def _container_claim_operations(
         yield patch.add(entry, *base, "-")
     else:
         yield patch.add([entry], *base)
+
+
+def _refuse_borrowed_templates(pod: JsonObject, spec: JsonObject, ours: frozenset[str]) -> None:
+    """A pod that says it was converted is not looked at as one with hand-written claims, so it must not have
+    any that pass for ours."""
+    if names.REQUEST_ANNOTATION not in obj(dig(pod, "metadata", "annotations")):
+        return
+    for index, each in enumerate(items(spec.get("resourceClaims"))):
+        template = text(obj(each).get("resourceClaimTemplateName"))
+        if template.startswith(NAME_PREFIX) and obj(each).get("name") not in ours:
+            raise InvalidInput(
+                field=f"spec.resourceClaims[{index}].resourceClaimTemplateName",
+                value=template[:64],
+                fix=f"names that begin with {NAME_PREFIX} are Aliquot's; give your template another one, or"
+                f" remove annotation {names.REQUEST_ANNOTATION}",
+            )
 
 
 def _removals(container: Container) -> Iterator[Operation]:

@@ -23,14 +23,24 @@ from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from aliquot_webhook.settings import Settings
-from aliquot_webhook.tls import ServingContext
+from aliquot_webhook.tls import ImpatientSocket, ServingContext
 
 _KEEPALIVE_S: Final = 120
 """Longer than the 90 s for which the API server keeps an idle connection: it is the one that closes."""
+_MOST_CONNECTIONS: Final = 500
+"""An API server has some tens. Each idle one costs some 70 KB, most of it OpenSSL's."""
 
 
 class Connection(TConn):  # type: ignore[misc] # gunicorn has no types
-    """A connection whose close does not wait: see Worker.handle."""
+    """A connection whose handshake and requests have a limited time, and whose close does not wait (see
+    Worker.handle)."""
+
+    def init(self) -> None:
+        """Called by gunicorn before each request, in the thread that serves it; the first time it makes the
+        TLS socket and shakes hands."""
+        super().init()
+        if isinstance(self.sock, ImpatientSocket):
+            self.sock.begin()
 
     def close(self, graceful: bool = False) -> None:
         """Called by gunicorn in the thread that accepts."""
@@ -63,11 +73,24 @@ class Worker(ThreadWorker):  # type: ignore[misc] # gunicorn has no types
                 raise
             return
         self.nr_conns += 1
+        if self.nr_conns > _MOST_CONNECTIONS:
+            self._drop_oldest()
         connection = Connection(self.cfg, client, address, listener.getsockname())
         connection.set_timeout()
         self.pending_conns.append(connection)
         readable = functools.partial(self.on_pending_socket_readable, connection)
         self.poller.register(connection.sock, selectors.EVENT_READ, readable)
+
+    def _drop_oldest(self) -> None:
+        """Make room: end the connection that has been silent for longest, before all one that has never said
+        anything. So nobody keeps the API server out by holding connections."""
+        for waiting in (self.pending_conns, self.keepalived_conns):
+            if waiting:
+                oldest = waiting.popleft()
+                self.poller.unregister(oldest.sock)
+                self.nr_conns -= 1
+                oldest.close()
+                return
 
 
 class Log(Logger):  # type: ignore[misc] # gunicorn has no types
@@ -110,6 +133,9 @@ class Server(BaseApplication):  # type: ignore[misc] # gunicorn has no types
             "worker_class": Worker,
             "threads": settings.threads,
             "keepalive": _KEEPALIVE_S,
+            # Never reached: what is above our own limit makes room (see Worker.accept), and is not left
+            # waiting.
+            "worker_connections": 2 * _MOST_CONNECTIONS,
             "graceful_timeout": 20,
             # Where it is kept only says that TLS is wanted; the context below is what counts.
             "certfile": os.devnull,

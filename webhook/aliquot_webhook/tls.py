@@ -10,6 +10,7 @@ import binascii
 import errno
 import os
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,7 +31,10 @@ _FIELDS: Final = {
 }
 _ATTEMPTS: Final = 5
 SILENCE_S: Final = 3.0
-"""How long a client may keep a thread waiting."""
+"""How long a client may keep a thread waiting for the next byte."""
+REQUEST_S: Final = 6.0
+"""How long for all bytes of a request. The API server gives up after the time-out of our configuration, 5
+s."""
 
 
 class CertificateStore:
@@ -132,7 +136,14 @@ class CertificateFolder:
 
 class ImpatientSocket(ssl.SSLSocket):
     """A server's TLS socket whose blocking calls end: a client that falls silent in the middle of a
-    handshake or a request must not keep a thread. To the server it looks like a lost connection."""
+    handshake or a request, or lets it drip, must not keep a thread. To the server it looks like a lost
+    connection."""
+
+    _ends_at_s: float | None = None
+
+    def begin(self) -> None:
+        """A new request: from now on its bytes have a limited time."""
+        self._ends_at_s = time.monotonic() + REQUEST_S
 
     def settimeout(self, value: float | None) -> None:
         """As for any socket, but never without end."""
@@ -144,21 +155,25 @@ class ImpatientSocket(ssl.SSLSocket):
 
     def do_handshake(self, block: bool = False) -> None:
         """As for any TLS socket."""
-        with _lost_when_silent():
+        with self._lost_when_silent():
             super().do_handshake(block)
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # Any: bytes-like
         """As for any TLS socket."""
-        with _lost_when_silent():
+        with self._lost_when_silent():
             return super().read(len, buffer)
 
-
-@contextmanager
-def _lost_when_silent() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise ConnectionResetError(errno.ECONNRESET, "the client fell silent") from error
+    @contextmanager
+    def _lost_when_silent(self) -> Iterator[None]:
+        if self._ends_at_s is not None and self.gettimeout() != 0.0:
+            left_s = self._ends_at_s - time.monotonic()
+            if left_s <= 0:
+                raise ConnectionResetError(errno.ECONNRESET, "the client was too slow")
+            self.settimeout(min(SILENCE_S, left_s))
+        try:
+            yield
+        except TimeoutError as error:
+            raise ConnectionResetError(errno.ECONNRESET, "the client fell silent") from error
 
 
 class ServingContext:

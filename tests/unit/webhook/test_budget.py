@@ -27,8 +27,8 @@ from tests.unit.webhook.test_amounts import exactly, spec
 CLAIMS = f"{ROOT}/namespaces/team-a/resourceclaims"
 
 
-def budget(namespace: str = "team-a", name: str = "main", **limits: object) -> dict[str, Any]:
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": limits}
+def budget(namespace: str = "team-a", **limits: object) -> dict[str, Any]:
+    return {"metadata": {"namespace": namespace, "name": "main"}, "spec": limits}
 
 
 def request(claim: object = None, *, uid: str = "", user: str = "alice", dry_run: bool = False) -> Request:
@@ -56,7 +56,7 @@ class Bed:
 
     def replica(self) -> BudgetOffice:
         budgets = Budgets(policy=Policy())
-        budgets.budgets.replace([budget(**self.limits)])
+        budgets.budgets.replace([budget("team-a", **self.limits)])
         return office(self.api, budgets=budgets, now_s=lambda: self.now_s)
 
     def admit_pod(self, mib: int, *, by: BudgetOffice | None = None, is_again: bool = False) -> bool:

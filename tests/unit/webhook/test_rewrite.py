@@ -280,3 +280,15 @@ def test_a_recorded_value_is_checked_like_a_stated_one() -> None:
     assert refused(result).startswith(
         "metadata.annotations[aliquot.dev/original-request].main[nvidia.com/gpumem]: invalid value 'x'"
     )
+
+
+@pytest.mark.parametrize("record", ["{}", '{"main":{"nvidia.com/vgpu":"1"}}'])
+@pytest.mark.parametrize("name", ["mine", "aliquot-other"])
+def test_a_hand_written_template_cannot_pass_for_ours(record: str, name: str) -> None:
+    given = pod(container(), resourceClaims=[{"name": name, "resourceClaimTemplateName": "aliquot-mine"}])
+    given["metadata"] = {"annotations": {names.REQUEST_ANNOTATION: record}}
+    assert "names that begin with aliquot- are Aliquot's" in refused(given)
+
+    result, _ = converted(pod(container(gpumem="8000")))
+    result["spec"]["resourceClaims"].append({"name": name, "resourceClaimTemplateName": "aliquot-mine"})
+    assert "names that begin with aliquot- are Aliquot's" in refused(result)

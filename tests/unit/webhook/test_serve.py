@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from aliquot_webhook.app import MAX_BODY_BYTES
-from aliquot_webhook.tls import SILENCE_S
+from aliquot_webhook.tls import REQUEST_S, SILENCE_S
 from tests.unit.webhook.kit import container, pod, review
 from tests.unit.webhook.service import HOST
 
@@ -49,6 +49,12 @@ class Running:
     def connect(self) -> http.client.HTTPSConnection:
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         return http.client.HTTPSConnection(HOST, self.port, context=context, timeout=DEADLINE_S)
+
+    def memory_bytes(self) -> int:
+        """Of the process and its worker."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        statms = [Path(f"/proc/{pid}/statm").read_text() for pid in (self.process.pid, *children)]
+        return sum(int(statm.split()[1]) for statm in statms) * 4096
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -101,6 +107,56 @@ def test_silent_clients_hold_up_nobody(running: Running) -> None:
     for connection in (*stuck, patient):
         connection.close()
     for client in (*silent, *refused):
+        client.close()
+
+
+def test_a_dripping_client_is_cut_off_in_the_end_and_holds_up_nobody(running: Running) -> None:
+    """One byte whenever the server's patience for silence is about to end."""
+    dripping = []
+    for _ in range(5):  # more than there are threads
+        connection = running.connect()
+        connection.connect()
+        connection.sock.sendall(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        dripping.append(connection)
+    cut: set[http.client.HTTPSConnection] = set()
+
+    def drip() -> bool:
+        for connection in dripping:
+            try:
+                connection.sock.sendall(b" ")
+                connection.sock.settimeout(0.1)
+                if connection.sock.recv(1) == b"":
+                    cut.add(connection)
+            except TimeoutError:
+                pass
+            except OSError:
+                cut.add(connection)
+        return len(cut) == len(dripping)
+
+    patient = running.connect()
+    started = time.monotonic()
+    eventually(drip, "they are still held")
+    assert time.monotonic() - started < 3 * REQUEST_S  # two rounds of threads
+    assert ask(patient)
+    for connection in (*dripping, patient):
+        connection.close()
+
+
+def test_thousands_of_idle_connections_keep_nobody_out_and_cost_little(running: Running) -> None:
+    before = running.memory_bytes()
+    idle = [socket.create_connection((HOST, running.port)) for _ in range(2000)]
+    shaken: list[http.client.HTTPSConnection] = []
+    for _ in range(20):
+        connection = running.connect()
+        connection.connect()
+        shaken.append(connection)
+    patient = running.connect()
+    for _ in range(5):
+        assert ask(patient)
+    assert running.memory_bytes() - before < 100 << 20
+    for connection in (*shaken, patient):
+        connection.close()
+    for client in idle:
         client.close()
 
 
