@@ -101,7 +101,8 @@ class LedgerLayout(ctypes.Structure):
         ("denied", _u64),
         ("throttled_ns", _u64),
         ("peak_bytes", _u64),
-        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 112)),
+        ("overdraft", _u64),
+        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 120)),
         ("slot", SlotLayout * SLOTS),
     )
 

@@ -108,7 +108,9 @@ struct aq_ledger {
   uint64_t denied;       /* 88: refused requests for memory */
   uint64_t throttled_ns; /* 96 */
   uint64_t peak_bytes;   /* 104: highest sum seen */
-  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 112];
+  uint64_t overdraft;    /* 112: who may let a pool grow unannounced, one at a time: a number of
+                          * its own, times AQ_SLOTS, plus its slot; 0: nobody */
+  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 120];
   struct aq_slot slot[AQ_SLOTS];
 };
 

@@ -15,12 +15,13 @@
 #include "slot.h"
 #include "state.h"
 
-enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
+enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16, OVERDRAFT_ATTEMPTS = 16 };
 
 /* A word above this is no count of bytes: the ledger has been written over. */
 #define SANE_BYTES    (1ULL << 56)
 #define SANE_CONTEXTS (1ULL << 20)
 #define REFRESH_NS    50000000ULL
+#define ABANDONED_NS  200000000ULL
 
 void (*aq_reclaim)(struct aq_share *share);
 
@@ -117,7 +118,8 @@ static uint64_t *word_of(struct aq_slot *slot, enum word word) {
 }
 
 /* At the limit: sweep, then wait a little for others who may be about to step back. */
-static bool announce_slowly(struct aq_share *share, enum word word, uint64_t amount, uint64_t *generation) {
+AQ_RARE static bool announce_slowly(struct aq_share *share, enum word word, uint64_t amount,
+                                    uint64_t *generation) {
   for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
     if (attempt == 0)
       aq_slot_sweep(share);
@@ -135,7 +137,7 @@ static bool announce_slowly(struct aq_share *share, enum word word, uint64_t amo
   return false;
 }
 
-static bool refused(struct aq_share *share) {
+AQ_RARE static bool refused(struct aq_share *share) {
   __atomic_add_fetch(&share->ledger->denied, 1, __ATOMIC_RELAXED);
   return false;
 }
@@ -167,7 +169,7 @@ bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge
 }
 
 /* Enters bytes of a record whose charge was made for a slot that we no longer have. */
-static void enter_anew(struct aq_share *share, uint64_t bytes) {
+AQ_RARE static void enter_anew(struct aq_share *share, uint64_t bytes) {
   struct aq_slot *slot = aq_slot_own(share);
   if (slot)
     __atomic_add_fetch(&slot->used_bytes, bytes, __ATOMIC_SEQ_CST);
@@ -323,15 +325,18 @@ void aq_context_put_back(struct aq_share *share, CUcontext name, CUcontext conte
   aq_records_move(share, name, context);
 }
 
-/* Sweeps, at most every 50 ms. */
-static bool refresh(struct aq_share *share) {
+static uint64_t now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+  return (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+}
+
+/* Sweeps, at most every 50 ms. */
+static bool refresh(struct aq_share *share) {
+  uint64_t now = now_ns();
   uint64_t last = aq_word(&share->swept_ns);
-  if ((now_ns - last < REFRESH_NS && last != 0) ||
-      !__atomic_compare_exchange_n(&share->swept_ns, &last, now_ns, false, __ATOMIC_RELAXED,
-                                   __ATOMIC_RELAXED))
+  if ((now - last < REFRESH_NS && last != 0) ||
+      !__atomic_compare_exchange_n(&share->swept_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
     return false;
   aq_slot_sweep(share);
   return true;
@@ -368,6 +373,52 @@ bool aq_is_full_with(const struct aq_share *share, uint64_t bytes) {
   uint64_t limit = aq_share_limit(share);
   uint64_t sum = sum_of(share);
   return sum > limit || bytes > limit - sum;
+}
+
+uint64_t aq_headroom(const struct aq_share *share) {
+  uint64_t limit = aq_share_limit(share);
+  if (limit == UINT64_MAX)
+    return limit;
+  uint64_t sum = sum_of(share);
+  return sum < limit ? limit - sum : 0;
+}
+
+/* One right, seen again after so long, is that of a process that stands still. */
+static bool is_abandoned(uint64_t right) {
+  static uint64_t seen;
+  static uint64_t seen_since_ns;
+  uint64_t now = now_ns();
+  if (__atomic_load_n(&seen, __ATOMIC_RELAXED) == right)
+    return now - __atomic_load_n(&seen_since_ns, __ATOMIC_RELAXED) > ABANDONED_NS;
+  __atomic_store_n(&seen_since_ns, now, __ATOMIC_RELAXED);
+  __atomic_store_n(&seen, right, __ATOMIC_RELAXED);
+  return false;
+}
+
+uint64_t aq_overdraft_take(struct aq_share *share) {
+  static uint64_t counter;
+  struct aq_slot *slot = aq_slot_own(share);
+  if (!slot)
+    return 0;
+  uint64_t place = (uint64_t)(slot - share->ledger->slot);
+  uint64_t right = __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED) * AQ_SLOTS + place;
+  for (int attempt = 0; attempt < OVERDRAFT_ATTEMPTS; attempt++) {
+    uint64_t holder = 0;
+    if (__atomic_compare_exchange_n(&share->ledger->overdraft, &holder, right, false, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST))
+      return right;
+    if (is_abandoned(holder) && __atomic_compare_exchange_n(&share->ledger->overdraft, &holder, right, false,
+                                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+      return right;
+    pause_after(1, share, slot);
+  }
+  return 0;
+}
+
+void aq_overdraft_give(struct aq_share *share, uint64_t right) {
+  if (right)
+    __atomic_compare_exchange_n(&share->ledger->overdraft, &right, 0, false, __ATOMIC_SEQ_CST,
+                                __ATOMIC_SEQ_CST);
 }
 
 uint64_t aq_context_estimate(const struct aq_share *share) {

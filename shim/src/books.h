@@ -83,6 +83,14 @@ bool aq_is_full(struct aq_share *share);
 bool aq_is_over(const struct aq_share *share, uint64_t slack);
 /* True if `bytes` more would pass the limit. Not counted. */
 bool aq_is_full_with(const struct aq_share *share, uint64_t bytes);
+/* What is left of the limit; UINT64_MAX: there is none. */
+uint64_t aq_headroom(const struct aq_share *share);
+
+/* The right to risk passing the limit for the time of one driver call; one holder among all
+ * processes. Waits a little. 0: someone else has it. Whoever is stopped or dies with it loses it. */
+uint64_t aq_overdraft_take(struct aq_share *share);
+void aq_overdraft_give(struct aq_share *share, uint64_t right);
+
 /* What a context counts until it is measured. */
 uint64_t aq_context_estimate(const struct aq_share *share);
 /* A refusal that was decided elsewhere. */

@@ -8,7 +8,7 @@
 /* Never too low: one whose stream was destroyed stays counted, and costs a question now and then. */
 static unsigned captures;
 
-static bool asked_is_captured(CUstream stream, bool per_thread) {
+AQ_RARE static bool asked_is_captured(CUstream stream, bool per_thread) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   __typeof__(cuStreamIsCapturing) *ask =
       per_thread ? AQ_REAL(cuStreamIsCapturing_ptsz) : AQ_REAL(cuStreamIsCapturing);

@@ -47,7 +47,7 @@ static CUresult begin(uint64_t bytes, struct aq_here *here, struct aq_charge *ch
   return ours ? result : CUDA_SUCCESS;
 }
 
-static CUresult undo(CUdeviceptr pointer) {
+AQ_RARE static CUresult undo(CUdeviceptr pointer) {
   aq_depth++;
   free_real(pointer);
   aq_depth--;
@@ -68,7 +68,7 @@ static CUresult settle(CUresult result, const struct aq_here *here, const struct
   return result;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
+AQ_HOT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   struct aq_here here;
   struct aq_charge charge;
   CUdeviceptr pointer = 0;
@@ -203,7 +203,7 @@ static CUresult settle_free(CUresult result, const struct aq_freed *freed, bool 
   return result;
 }
 
-CUresult cuMemFree_v2(CUdeviceptr dptr) {
+AQ_HOT CUresult cuMemFree_v2(CUdeviceptr dptr) {
   struct aq_freed freed;
   if (!AQ_REAL(cuMemFree_v2))
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -241,10 +241,10 @@ static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer
   return settle_free(result, &freed, false);
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
+AQ_HOT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
   return free_async(AQ_REAL(cuMemFreeAsync), dptr, stream, false);
 }
 
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) {
+AQ_HOT CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) {
   return free_async(AQ_REAL(cuMemFreeAsync_ptsz), dptr, stream, true);
 }

@@ -38,7 +38,7 @@ static CUresult device_of_context(CUcontext context, CUdevice *device) {
   return result;
 }
 
-static CUresult device_of_stream(CUstream stream, CUdevice *device) {
+AQ_RARE static CUresult device_of_stream(CUstream stream, CUdevice *device) {
   CUcontext context = NULL;
   if ((uintptr_t)stream <= STREAM_HANDLES)
     return AQ_REAL(cuCtxGetDevice) ? AQ_REAL(cuCtxGetDevice)(device) : CUDA_ERROR_NOT_SUPPORTED;
@@ -72,7 +72,7 @@ static CUresult find_pool(const struct way *way, struct aq_pool **pool) {
 }
 
 /* Back with what the pool must not keep. */
-static CUresult undo(const struct way *way, const struct aq_pool_ask *ask, CUdeviceptr pointer) {
+AQ_RARE static CUresult undo(const struct way *way, const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   __typeof__(cuMemFreeAsync) *release =
       way->per_thread ? AQ_REAL(cuMemFreeAsync_ptsz) : AQ_REAL(cuMemFreeAsync);
   struct aq_own_calls calls = aq_own_calls_begin();
@@ -120,12 +120,12 @@ static CUresult take(const struct way *way, CUdeviceptr *dptr, size_t bytes) {
   return allocate(way, pool, dptr, bytes);
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
+AQ_HOT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
   struct way way = {.current = AQ_REAL(cuMemAllocAsync), .stream = stream};
   return way.current ? take(&way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
+AQ_HOT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
   struct way way = {.current = AQ_REAL(cuMemAllocAsync_ptsz), .stream = stream, .per_thread = true};
   return way.current ? take(&way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
 }

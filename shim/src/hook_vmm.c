@@ -14,14 +14,14 @@ static bool ours(void) {
   return aq_depth == 0 && aq_is_ready();
 }
 
-static CUresult give_up(CUmemGenericAllocationHandle handle) {
+AQ_RARE static CUresult give_up(CUmemGenericAllocationHandle handle) {
   if (AQ_REAL(cuMemRelease))
     AQ_REAL(cuMemRelease)(handle);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
-                     unsigned long long flags) {
+AQ_HOT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                            const CUmemAllocationProp *prop, unsigned long long flags) {
   struct aq_charge charge;
   CUmemGenericAllocationHandle made = 0;
   if (!AQ_REAL(cuMemCreate))
@@ -46,7 +46,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
   return result;
 }
 
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+AQ_HOT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   struct aq_freed freed;
   if (!AQ_REAL(cuMemRelease))
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -6,6 +6,7 @@
 #define ALIQUOT_HOOKS_H
 
 #include "driver_api.h"
+#include "hot.h"
 #include "nvml_api.h"
 
 enum aq_library { AQ_CUDA, AQ_NVML, AQ_LIBRARIES };
@@ -35,7 +36,7 @@ extern const struct aq_entry aq_entries[AQ_COUNT];
 extern void *aq_real_address[AQ_COUNT];
 
 /* The slow way: loads the driver if need be. NULL when there is none, or it lacks the symbol. */
-void *aq_resolve(enum aq_id id);
+AQ_RARE void *aq_resolve(enum aq_id id);
 
 static inline void *aq_real(enum aq_id id) {
   void *address = __atomic_load_n(&aq_real_address[id], __ATOMIC_ACQUIRE);

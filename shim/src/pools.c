@@ -21,7 +21,7 @@
 #include "hooks.h"
 #include "state.h"
 
-enum { CHUNK = 64, CHUNKS = 256, SPINS = 200 };
+enum { CHUNK = 64, CHUNKS = 256, SPINS = 200, NEAR = 32 };
 
 #define GRAIN      512ULL
 #define LEAST_STEP (2ULL << 20)
@@ -96,7 +96,7 @@ static struct aq_pool *fresh(void) {
   return pool;
 }
 
-static void retire(struct aq_pool *pool) {
+AQ_RARE static void retire(struct aq_pool *pool) {
   uint32_t number = pool->number;
   struct aq_freed reserve;
   if (pool->share && aq_free_begin(AQ_RESERVE, number, &reserve))
@@ -152,7 +152,8 @@ static void trim(struct aq_pool *pool) {
 /* --- the charge --- */
 
 /* Under the lock. False: it has grown past what was announced, and the share with it. */
-static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, uint64_t reserved) {
+static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, uint64_t reserved,
+                           bool strictly) {
   bool fits = true;
   if (reserved < pool->charged) {
     if (pool->kind == GRAPH_POOL) /* the driver has made room: what was resident may not be */
@@ -168,7 +169,8 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
     if (grown > part.bytes) {
       aq_force(pool->share, grown - part.bytes, &part);
       aq_charge_into(&part, AQ_RESERVE, pool->number);
-      fits = !aq_is_over(pool->share, pool->announced);
+      /* What calls in progress have announced may have been read already. */
+      fits = !aq_is_over(pool->share, strictly ? 0 : pool->announced);
     }
   }
   __atomic_store_n(&pool->charged, reserved, __ATOMIC_RELEASE);
@@ -176,7 +178,7 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
 }
 
 /* Enters what the driver says, and ends what a call has announced. As above. */
-static bool settle(struct aq_pool *pool, struct aq_charge *announced) {
+static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool strictly) {
   uint64_t reserved = 0;
   uint64_t ticket = __atomic_add_fetch(&pool->tickets, 1, __ATOMIC_SEQ_CST);
   bool known = read_reserved(pool, &reserved);
@@ -185,7 +187,7 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced) {
   pool->announced -= announced->bytes;
   if (known && ticket > pool->newest) {
     pool->newest = ticket;
-    fits = charge_reading(pool, announced, reserved);
+    fits = charge_reading(pool, announced, reserved, strictly);
   }
   aq_cancel(announced);
   unlock(pool);
@@ -195,7 +197,7 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced) {
 void aq_pool_refresh(struct aq_pool *pool) {
   struct aq_charge nothing = {pool->share, 0, 0};
   if (pool->share && pool->kind != DESTROYED_POOL)
-    settle(pool, &nothing);
+    settle(pool, &nothing, true);
 }
 
 /* By how much an allocation makes the pool grow, from how much others did. */
@@ -208,24 +210,13 @@ static void learn_step(struct aq_pool *pool, uint64_t bytes, uint64_t grown) {
   pool->step_is_known = round_up(bytes, pool->step / 2) < grown;
 }
 
-static bool announce(struct aq_pool *pool, uint64_t bytes, struct aq_charge *charge) {
-  if (pool->kind == GRAPH_POOL)
-    return aq_reserve(pool->share, bytes, charge);
-  uint64_t usual = round_up(bytes, pool->step ? pool->step : USUAL_STEP);
-  if (pool->step_is_known)
-    return aq_reserve(pool->share, usual, charge);
-  return aq_reserve_at_once(pool->share, usual, charge) ||
-         aq_reserve(pool->share, round_up(bytes, LEAST_STEP), charge);
+static uint64_t growth(const struct aq_pool *pool, uint64_t bytes) {
+  return round_up(bytes, pool->step ? pool->step : USUAL_STEP);
 }
 
-/* True if nothing has to be announced: what is reserved is enough, with what others have announced.
- * What graphs need is announced in full. */
-static bool has_room(struct aq_pool *pool, uint64_t bytes) {
-  if (pool->kind == GRAPH_POOL)
-    return bytes == 0;
-  uint64_t used = __atomic_add_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
-  uint64_t there = __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
-  return used <= there || used <= there + __atomic_load_n(&pool->announced, __ATOMIC_ACQUIRE);
+/* True if the pool need not grow, by the sizes alone: what is reserved may be in pieces. */
+static bool seems_enough(const struct aq_pool *pool, uint64_t used) {
+  return used <= __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
 }
 
 /* It does not come about, or is taken back. */
@@ -234,22 +225,75 @@ static void forget_use(const struct aq_pool_ask *ask) {
     __atomic_sub_fetch(&ask->pool->used, ask->bytes, __ATOMIC_SEQ_CST);
 }
 
-bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask) {
-  bytes = round_up(bytes, GRAIN);
-  *ask = (struct aq_pool_ask){pool, bytes, 0, 0};
-  if (has_room(pool, bytes))
-    return true;
+static void note_announced(struct aq_pool_ask *ask, const struct aq_charge *charge) {
+  lock(ask->pool);
+  ask->pool->announced += charge->bytes;
+  unlock(ask->pool);
+  ask->generation = charge->generation;
+  ask->reserved = charge->bytes;
+}
+
+/* Not while the limit is passed already: an earlier holder could not make up for it yet. */
+static bool take_right(struct aq_pool_ask *ask) {
+  struct aq_share *share = ask->pool->share;
+  ask->right = aq_overdraft_take(share);
+  if (ask->right && aq_is_over(share, 0))
+    aq_pools_reclaim(share);
+  if (!ask->right || !aq_is_over(share, 0))
+    return ask->right != 0;
+  aq_overdraft_give(share, ask->right);
+  ask->right = 0;
+  return false;
+}
+
+/* Near the limit: growth is announced, even where none seems needed. Where there is no room for it,
+ * the call is made all the same if the sizes say that it needs none, or if nobody knows yet by how
+ * much the pool grows: by one thread of all processes at a time, so that the limit is passed by one
+ * step at most, until that is corrected. */
+AQ_RARE static bool announce(struct aq_pool_ask *ask) {
+  struct aq_pool *pool = ask->pool;
+  uint64_t wanted = growth(pool, ask->bytes);
   struct aq_charge charge;
-  if (bytes > aq_share_limit(pool->share)) {
+  if (ask->bytes > aq_share_limit(pool->share)) {
     aq_count_refusal(pool->share);
-  } else if (announce(pool, bytes, &charge)) {
-    lock(pool);
-    pool->announced += charge.bytes;
-    unlock(pool);
-    ask->generation = charge.generation;
-    ask->reserved = charge.bytes;
+    return false;
+  }
+  bool enough =
+      pool->kind != GRAPH_POOL && seems_enough(pool, __atomic_load_n(&pool->used, __ATOMIC_ACQUIRE));
+  bool certain = pool->kind == GRAPH_POOL || (pool->step_is_known && !enough);
+  if (certain ? aq_reserve(pool->share, wanted, &charge) : aq_reserve_at_once(pool->share, wanted, &charge)) {
+    note_announced(ask, &charge);
     return true;
   }
+  if (certain)
+    return false;
+  if (!take_right(ask)) {
+    aq_count_refusal(pool->share);
+    return false;
+  }
+  if (enough)
+    return true;
+  if (aq_reserve(pool->share, round_up(ask->bytes, LEAST_STEP), &charge)) {
+    note_announced(ask, &charge);
+    return true;
+  }
+  aq_overdraft_give(pool->share, ask->right);
+  return false;
+}
+
+/* Far from the limit nothing is announced for what needs no growth. */
+bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask) {
+  bytes = pool->kind == GRAPH_POOL ? round_up(bytes, LEAST_STEP) : round_up(bytes, GRAIN);
+  *ask = (struct aq_pool_ask){.pool = pool, .bytes = bytes};
+  if (pool->kind == GRAPH_POOL && bytes == 0)
+    return true;
+  if (pool->kind != GRAPH_POOL) {
+    uint64_t used = __atomic_add_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
+    if (seems_enough(pool, used) && aq_headroom(pool->share) / NEAR >= growth(pool, bytes))
+      return true;
+  }
+  if (announce(ask))
+    return true;
   forget_use(ask);
   return false;
 }
@@ -261,6 +305,7 @@ static struct aq_charge announced_by(const struct aq_pool_ask *ask) {
 void aq_pool_cancel(const struct aq_pool_ask *ask) {
   struct aq_charge charge = announced_by(ask);
   forget_use(ask);
+  aq_overdraft_give(ask->pool->share, ask->right);
   if (!charge.bytes)
     return;
   lock(ask->pool);
@@ -272,23 +317,25 @@ void aq_pool_cancel(const struct aq_pool_ask *ask) {
 /* The usual case: nothing was announced, nothing has grown. */
 static bool stands_still(const struct aq_pool_ask *ask) {
   uint64_t reserved;
-  return !ask->reserved && read_reserved(ask->pool, &reserved) &&
+  return !ask->reserved && !ask->right && read_reserved(ask->pool, &reserved) &&
          reserved == __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE);
 }
 
-static bool settle_growth(const struct aq_pool_ask *ask) {
+AQ_RARE static bool settle_growth(const struct aq_pool_ask *ask) {
   struct aq_pool *pool = ask->pool;
   struct aq_charge charge = announced_by(ask);
   uint64_t before = __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
-  bool fits = settle(pool, &charge);
+  bool fits = settle(pool, &charge, ask->right != 0);
   uint64_t after = __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
   if (ask->reserved && after > before)
     learn_step(pool, ask->bytes, after - before);
   if (!fits) { /* unused room, of no use to this allocation, may make up for it */
     trim(pool);
     aq_pool_refresh(pool);
-    fits = !aq_is_over(pool->share, __atomic_load_n(&pool->announced, __ATOMIC_ACQUIRE));
+    fits = !aq_is_over(pool->share, ask->right ? 0 : __atomic_load_n(&pool->announced, __ATOMIC_ACQUIRE));
   }
+  if (fits)
+    aq_overdraft_give(pool->share, ask->right);
   return fits;
 }
 
@@ -309,6 +356,7 @@ void aq_pool_undone(const struct aq_pool_ask *ask) {
   forget_use(ask);
   trim(ask->pool);
   aq_pool_refresh(ask->pool);
+  aq_overdraft_give(ask->pool->share, ask->right);
 }
 
 void aq_pool_freed(uint32_t number, uint64_t bytes, bool at_once) {

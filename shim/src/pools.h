@@ -9,6 +9,7 @@
 #define ALIQUOT_POOLS_H
 
 #include "abi.h"
+#include "hot.h"
 #include "share.h"
 
 struct aq_charge;
@@ -22,7 +23,7 @@ void aq_pool_forget_current(void);
 /* The pool of a handle. NULL: not seen before. */
 struct aq_pool *aq_pool_find(CUmemoryPool handle);
 /* A pool is to be charged to `share`; NULL: to nobody (host memory, imports). NULL: no memory. */
-struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share);
+AQ_RARE struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share);
 /* The same for one that the driver named by its location. */
 struct aq_pool *aq_pool_learn_located(CUmemoryPool handle, const CUmemLocation *location,
                                       CUmemAllocationType type);
@@ -45,20 +46,21 @@ struct aq_pool_ask {
   uint64_t bytes;
   uint64_t generation;
   uint64_t reserved;
+  uint64_t right; /* to pass the limit; 0: not needed */
 };
 bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask);
 /* The driver refused. */
-void aq_pool_cancel(const struct aq_pool_ask *ask);
+AQ_RARE void aq_pool_cancel(const struct aq_pool_ask *ask);
 /* The driver gave `pointer` (0: nothing to remember). False: the pool outgrew the share, or there
  * is no memory for a record; the caller gives the pointer back and calls aq_pool_undone. */
 bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer);
-void aq_pool_undone(const struct aq_pool_ask *ask);
+AQ_RARE void aq_pool_undone(const struct aq_pool_ask *ask);
 
 /* A pointer of pool `number` was freed; `at_once`: and not just in stream order. */
 void aq_pool_freed(uint32_t number, uint64_t bytes, bool at_once);
 
 /* What the driver says now. */
-void aq_pool_refresh(struct aq_pool *pool);
+AQ_RARE void aq_pool_refresh(struct aq_pool *pool);
 /* Its memory goes back to the driver when a synchronisation finds more than this unused. */
 void aq_pool_set_threshold(struct aq_pool *pool, uint64_t bytes);
 

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "hot.h"
+
 enum { SHARD_BITS = 6, SHARDS = 1 << SHARD_BITS, FIRST_CAPACITY = 128, SPINS = 200 };
 
 struct shard {
@@ -44,10 +46,15 @@ static uint32_t home(const struct shard *shard, uint64_t hash) {
   return (uint32_t)(hash >> 24) & (shard->capacity - 1);
 }
 
-static void lock(struct shard *shard) {
+AQ_RARE static void wait_for(struct shard *shard) {
   for (unsigned spins = 0; __atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE); spins++)
     if (spins > SPINS)
       sched_yield();
+}
+
+static void lock(struct shard *shard) {
+  if (__atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE))
+    wait_for(shard);
 }
 
 static void unlock(struct shard *shard) {
@@ -81,7 +88,7 @@ static void erase(struct shard *shard, uint32_t hole) {
   shard->records[hole].key = 0;
 }
 
-static bool grow(struct shard *shard) {
+AQ_RARE static bool grow(struct shard *shard) {
   uint32_t old_capacity = shard->capacity;
   struct aq_record *old = shard->records;
   uint32_t capacity = old_capacity ? old_capacity * 2 : FIRST_CAPACITY;

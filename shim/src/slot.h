@@ -5,6 +5,7 @@
 #ifndef ALIQUOT_SLOT_H
 #define ALIQUOT_SLOT_H
 
+#include "hot.h"
 #include "share.h"
 
 /* Words of shared memory. Each is valid by itself; only reservations need an order. */
@@ -22,7 +23,7 @@ bool aq_slot_claim(struct aq_share *share);
 
 /* The slot to write to, claimed anew if ours was swept (a program that closed all its
  * descriptors loses the lock while it lives). NULL: none to be had. */
-struct aq_slot *aq_slot_renew(struct aq_share *share);
+AQ_RARE struct aq_slot *aq_slot_renew(struct aq_share *share);
 
 static inline struct aq_slot *aq_slot_own(struct aq_share *share) {
   struct aq_slot *slot = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);

@@ -179,7 +179,7 @@ bool aq_all_unlimited(void) {
   return device_count > 0;
 }
 
-static CUresult ask_driver(struct aq_here *here) {
+AQ_RARE static CUresult ask_driver(struct aq_here *here) {
   CUdevice device = 0;
   if (!AQ_REAL(cuCtxGetDevice) || !AQ_REAL(cuCtxGetCurrent))
     return CUDA_ERROR_NOT_PERMITTED;

@@ -124,19 +124,21 @@ bool aq_vmm_release_begin(CUmemGenericAllocationHandle handle, struct aq_freed *
 }
 
 /* One reference less; the handle's value stays valid while it has others. */
-void aq_vmm_release_end(const struct aq_freed *freed, bool done) {
-  struct aq_freed rest = *freed;
-  if (!done || (freed->record.number == 0 && freed->record.count == 1)) {
-    aq_free_end(freed, done);
-    return;
-  }
+AQ_RARE static void release_shared(struct aq_freed freed) {
   pthread_mutex_lock(&mutex);
-  rest.record.count--;
-  if (rest.record.count > 0)
-    aq_free_end(&rest, false);
-  drop(rest.record.number);
+  freed.record.count--;
+  if (freed.record.count > 0)
+    aq_free_end(&freed, false);
+  drop(freed.record.number);
   pthread_mutex_unlock(&mutex);
   aq_vmm_settle_exports();
+}
+
+void aq_vmm_release_end(const struct aq_freed *freed, bool done) {
+  if (!done || (freed->record.number == 0 && freed->record.count == 1))
+    aq_free_end(freed, done);
+  else
+    release_shared(*freed);
 }
 
 bool aq_vmm_repeat_handle(CUmemGenericAllocationHandle handle) {

@@ -10,6 +10,7 @@
 
 #include "abi.h"
 #include "books.h"
+#include "hot.h"
 
 /* The driver gave a handle. False: no memory for a record. */
 bool aq_vmm_created(const struct aq_charge *charge, CUmemGenericAllocationHandle handle);
@@ -56,7 +57,7 @@ void aq_vmm_exported(CUmemGenericAllocationHandle handle, int fd);
 /* The memory that this process exported to `fd`, held once more; 0: none. */
 uint32_t aq_vmm_hold_exported(int fd);
 /* Gives back memory whose descriptors have been closed since. */
-void aq_vmm_settle_exports(void);
+AQ_RARE void aq_vmm_settle_exports(void);
 
 /* In a forked child. */
 void aq_vmm_reset(void);

@@ -2,6 +2,7 @@
 """python -m tests.bench.shim: added time of the shim against the bare simulated driver, in one run."""
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,23 @@ INITS: Final = 40
 STARTS: Final = 500
 PROCESSES: Final = 8
 RATE_SECONDS: Final = 1
+RATES: Final = {
+    "alloc": ("alloc + free", 0.6),
+    "async": ("async alloc + free", 0.5),
+    "vmm": ("create + release", 0.6),
+}
+"""What several processes of one share do at once, and how much of the bare rate is to be left."""
+CROWDS: Final = (1, 30, 300)
+"""Processes that call cuInit at the same time."""
+CROWD_ROUNDS: Final = 3
 HERE: Final = Path(__file__).resolve().parent
 CALLS: Final = {
     "pair": ("alloc + free", 40),
     "pair-20000": ("alloc + free, 20 000 live", 40),
     "pair-100000": ("alloc + free, 100 000 live", 40),
+    "async": ("cuMemAllocAsync + cuMemFreeAsync", 40),
+    "async-100000": ("cuMemAllocAsync + cuMemFreeAsync, 100 000 live", 40),
+    "vmm": ("cuMemCreate + cuMemRelease", 40),
     "info": ("cuMemGetInfo", 20),
     "nvml": ("nvmlDeviceGetMemoryInfo", 20),
     "lookup-hooked": ("cuGetProcAddress, hooked name", 40),
@@ -63,23 +76,30 @@ class Bench:
             for name, (what, target) in CALLS.items()
         ]
 
-    def rate(self) -> Figure:
-        """Allocation pairs per second of several processes of one share."""
+    def rate(self, family: str) -> Figure:
+        """Pairs per second of several processes of one share."""
 
         def measure(bare: bool) -> dict[str, float]:
-            command = (self._program, "rate", str(RATE_SECONDS))
+            command = (self._program, "rate", str(RATE_SECONDS), family)
             runs = [self._sandbox.start(*command, bare=bare) for _ in range(PROCESSES)]
             # As time per pair: the least is the best, as everywhere here.
             return {"pair": 1 / sum(lines(run.communicate(timeout=60)[0])["rate"] for run in runs)}
 
         bare, ours = self._least(measure, RATE_ROUNDS)
-        what = f"alloc + free rate, {PROCESSES} processes"
-        return ratio(what, ours=1 / ours["pair"], bare=1 / bare["pair"], target=0.6)
+        pair, target = RATES[family]
+        what = f"{pair} rate, {PROCESSES} processes"
+        return ratio(what, ours=1 / ours["pair"], bare=1 / bare["pair"], target=target)
 
-    def init(self) -> Figure:
-        """cuInit in fresh processes."""
-        bare, ours = self._least(lambda bare: self._once("init", bare=bare), INITS)
-        return added("cuInit", ours=ours["init"], bare=bare["init"], target=300_000)
+    def init(self, crowd: int) -> Figure:
+        """cuInit of processes that start together: what one of them takes of a processor, by its median."""
+
+        def measure(bare: bool) -> dict[str, float]:
+            run = self._sandbox.run(self._program, "crowd", str(crowd), bare=bare)
+            return {"init": statistics.median(float(line.split()[1]) for line in run.stdout.splitlines())}
+
+        bare, ours = self._least(measure, INITS if crowd == 1 else CROWD_ROUNDS)
+        what = f"cuInit, {crowd} process{'es' if crowd > 1 else ''} at once"
+        return added(what, ours=ours["init"], bare=bare["init"], target=300_000)
 
     def start(self) -> Figure:
         """Start and end of a program that does not use CUDA."""
@@ -133,7 +153,12 @@ def main() -> int:
             timeout=60,
         )
         bench = Bench(sandbox=sandbox, program=program)
-        figures = [*bench.calls(), bench.rate(), bench.init(), bench.start()]
+        figures = [
+            *bench.calls(),
+            *(bench.rate(family) for family in RATES),
+            *(bench.init(crowd) for crowd in CROWDS),
+            bench.start(),
+        ]
     publish("shim", figures)
     return 0
 

@@ -4,15 +4,18 @@
  * it times the shim over the driver, without it the bare driver.
  *
  *   measure calls        medians over batches of the usual calls
- *   measure init         one cuInit
- *   measure rate SECONDS allocation pairs per second of this process
+ *   measure crowd N      one cuInit in each of N processes at once: processor time
+ *   measure rate SECONDS alloc|async|vmm
+ *                        pairs per second of this process
  */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "driver_api.h"
 #include "nvml_api.h"
@@ -31,6 +34,10 @@ static nvmlDevice_t device;
 
 static __typeof__(cuMemAlloc_v2) *alloc;
 static __typeof__(cuMemFree_v2) *release;
+static __typeof__(cuMemAllocAsync) *alloc_async;
+static __typeof__(cuMemFreeAsync) *release_async;
+static __typeof__(cuMemCreate) *create;
+static __typeof__(cuMemRelease) *release_handle;
 static __typeof__(cuMemGetInfo_v2) *info;
 static __typeof__(cuGetProcAddress_v2) *lookup;
 static __typeof__(nvmlDeviceGetMemoryInfo) *nvml_info;
@@ -52,6 +59,19 @@ static void pair(void) {
   CUdeviceptr pointer;
   check(alloc(&pointer, 65536), "alloc");
   check(release(pointer), "free");
+}
+
+static void async_pair(void) {
+  CUdeviceptr pointer;
+  check(alloc_async(&pointer, 65536, NULL), "async alloc");
+  check(release_async(pointer, NULL), "async free");
+}
+
+static void vmm_pair(void) {
+  static const CUmemAllocationProp on_device = {.type = 1, .location = {.type = 1}};
+  CUmemGenericAllocationHandle handle;
+  check(create(&handle, 2 << 20, &on_device, 0), "create");
+  check(release_handle(handle), "release");
 }
 
 static void memory_info(void) {
@@ -98,6 +118,10 @@ static void begin(void) {
   check(CUDA(cuCtxSetCurrent)(context), "current");
   alloc = CUDA(cuMemAlloc_v2);
   release = CUDA(cuMemFree_v2);
+  alloc_async = CUDA(cuMemAllocAsync);
+  release_async = CUDA(cuMemFreeAsync);
+  create = CUDA(cuMemCreate);
+  release_handle = CUDA(cuMemRelease);
   info = CUDA(cuMemGetInfo_v2);
   lookup = CUDA(cuGetProcAddress_v2);
 }
@@ -107,12 +131,19 @@ static void hold(int from, int to) {
     check(alloc(&live[i], 4096), "alloc");
 }
 
+static void hold_async(void) {
+  for (int i = 0; i < LIVE; i++)
+    check(alloc_async(&live[i], 4096, NULL), "async alloc");
+}
+
 static void measure_calls(void) {
   begin();
   check(NVML(nvmlInit_v2)(), "nvmlInit");
   check(NVML(nvmlDeviceGetHandleByIndex_v2)(0, &device), "handle");
   nvml_info = NVML(nvmlDeviceGetMemoryInfo);
   measure("pair", pair);
+  measure("async", async_pair);
+  measure("vmm", vmm_pair);
   measure("info", memory_info);
   measure("nvml", nvml_memory);
   measure("lookup-hooked", lookup_hooked);
@@ -121,16 +152,44 @@ static void measure_calls(void) {
   measure("pair-20000", pair);
   hold(20000, LIVE);
   measure("pair-100000", pair);
+  for (int i = 0; i < LIVE; i++)
+    check(release(live[i]), "free");
+  hold_async();
+  measure("async-100000", async_pair);
 }
 
-static void measure_rate(double seconds) {
+static void measure_rate(double seconds, const char *family) {
+  void (*once)(void) = !strcmp(family, "async") ? async_pair : !strcmp(family, "vmm") ? vmm_pair : pair;
   begin();
   double start = clock_ns(CLOCK_MONOTONIC);
   unsigned long pairs = 0;
   for (; clock_ns(CLOCK_MONOTONIC) - start < seconds * 1e9; pairs += 16)
     for (int i = 0; i < 16; i++)
-      pair();
+      once();
   printf("rate %.0f\n", (double)pairs / (clock_ns(CLOCK_MONOTONIC) - start) * 1e9);
+}
+
+/* All wait at a pipe until it is closed, so that they start together. */
+static void measure_crowd(int count) {
+  int gate[2], ready = 0;
+  char byte;
+  check(pipe(gate), "pipe");
+  __typeof__(cuInit) *init = CUDA(cuInit);
+  while (ready < count && fork() != 0)
+    ready++;
+  if (ready < count) {
+    close(gate[1]);
+    check((int)read(gate[0], &byte, 1), "gate");
+    double start = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    check(init(0), "cuInit");
+    printf("init %.0f\n", clock_ns(CLOCK_PROCESS_CPUTIME_ID) - start);
+    fflush(stdout);
+    _exit(0);
+  }
+  close(gate[0]);
+  close(gate[1]);
+  while (wait(NULL) > 0)
+    ;
 }
 
 int main(int argc, char **argv) {
@@ -140,13 +199,10 @@ int main(int argc, char **argv) {
     return 1;
   if (!strcmp(argv[1], "calls")) {
     measure_calls();
-  } else if (!strcmp(argv[1], "init")) {
-    __typeof__(cuInit) *init = CUDA(cuInit);
-    double start = clock_ns(CLOCK_MONOTONIC);
-    check(init(0), "cuInit");
-    printf("init %.0f\n", clock_ns(CLOCK_MONOTONIC) - start);
-  } else if (!strcmp(argv[1], "rate") && argc == 3) {
-    measure_rate(atof(argv[2]));
+  } else if (!strcmp(argv[1], "crowd") && argc == 3) {
+    measure_crowd(atoi(argv[2]));
+  } else if (!strcmp(argv[1], "rate") && argc == 4) {
+    measure_rate(atof(argv[2]), argv[3]);
   }
   return 0;
 }

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A hook that programs call all the time has what it needs put into it, but for what is rare.
+ */
+#ifndef ALIQUOT_HOT_H
+#define ALIQUOT_HOT_H
+
+#define AQ_HOT  __attribute__((flatten, hot))
+#define AQ_RARE __attribute__((noinline, cold))
+
+#endif
