@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes this node look as if a GPU and its driver were installed: simulated driver libraries, the
+# Makes this node look as if a GPU and its driver were installed: simulated driver libraries, aliquot-smi, the
 # GPUs' state, and the CDI spec that hands them to containers. GPUS is a list of PROFILE[:COUNT].
 set -eu
 : "${NODE_NAME:?}" "${GPUS:?}"
 lib=/var/lib/aliquot-sim/lib
-for name in libcuda.so.1 libnvidia-ml.so.1; do
+for name in libcuda.so.1 libnvidia-ml.so.1 aliquot-smi; do
     # Renamed into place: a running process keeps the file that it has mapped.
     cp "/opt/aliquot-sim/$name" "$lib/.$name.new"
     mv "$lib/.$name.new" "$lib/$name"

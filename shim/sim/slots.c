@@ -173,6 +173,7 @@ static void begin_life(const struct node *node, uint32_t number, const struct si
     struct sim_holding *holding = &slot->holding[gpu];
     memset(holding->change, 0, sizeof holding->change);
     atomic_store(&holding->contexts, 0);
+    atomic_store(&node->state->pace[number][gpu].began_ns, 0);
     atomic_store(&holding->peak[SIM_PHYSICAL], 0);
     atomic_store(&holding->peak[SIM_REQUESTED], 0);
     atomic_fetch_add(&holding->seq, 2); /* beyond the sweepers' "back to nothing" */

@@ -7,6 +7,7 @@
 #include "groups.h"
 #include "meter.h"
 #include "profiles.h"
+#include "schedule.h"
 #include "slots.h"
 #include "tool.h"
 
@@ -37,10 +38,12 @@ static void print_gpus(const struct node *node) {
            (unsigned long long)profile->total_mib << 20, (unsigned long long)profile->reserved_mib << 20,
            (unsigned long long)gpu->context_bytes, (unsigned long long)value.used,
            (unsigned long long)value.peak);
-    printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %u}",
+    printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %u, "
+           "\"busy_ns\": %llu}",
            atomic_load(&gpu->faults.lost) ? "true" : "false",
            atomic_load(&gpu->faults.throttled) ? "true" : "false",
-           (unsigned long long)atomic_load(&gpu->faults.ecc), atomic_load(&gpu->faults.last_xid));
+           (unsigned long long)atomic_load(&gpu->faults.ecc), atomic_load(&gpu->faults.last_xid),
+           (unsigned long long)atomic_load(&node->state->schedule[i].busy_ever));
   }
 }
 
@@ -69,6 +72,13 @@ static void print_groups(const struct node *node) {
   }
 }
 
+/* GPU time that the process has received; of one that launched nothing: 0. */
+static unsigned long long gpu_time(const struct node *node, uint32_t number, uint32_t gpu) {
+  const struct sim_pace *pace = &node->state->pace[number][gpu];
+  return atomic_load(&pace->began_ns) ? schedule_total(node, number, gpu) - atomic_load(&pace->began_total)
+                                      : 0;
+}
+
 static void print_process(const struct node *node, uint32_t number, uint32_t i, bool alive) {
   const struct sim_slot *slot = &node->state->slot[number];
   const struct sim_holding *holding = &slot->holding[i];
@@ -80,12 +90,13 @@ static void print_process(const struct node *node, uint32_t number, uint32_t i, 
   printf(", \"group\": ");
   print_text(node->state->group[atomic_load(&slot->group)].name);
   printf(", \"gpu\": \"%s\", \"alive\": %s, \"contexts\": %u, \"used\": %llu, \"peak\": %llu, "
-         "\"requested\": %llu, \"requested_peak\": %llu}",
+         "\"requested\": %llu, \"requested_peak\": %llu, \"gpu_ns\": %llu}",
          uuid, alive ? "true" : "false", alive ? atomic_load(&holding->contexts) : 0,
          alive ? (unsigned long long)slots_held(node, number, i, SIM_PHYSICAL) : 0,
          (unsigned long long)atomic_load(&holding->peak[SIM_PHYSICAL]),
          alive ? (unsigned long long)slots_held(node, number, i, SIM_REQUESTED) : 0,
-         (unsigned long long)atomic_load(&holding->peak[SIM_REQUESTED]));
+         (unsigned long long)atomic_load(&holding->peak[SIM_REQUESTED]),
+         alive ? gpu_time(node, number, i) : 0);
 }
 
 /* Processes that use a GPU; of ended ones those whose slot nobody has taken since. */

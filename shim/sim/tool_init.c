@@ -217,6 +217,10 @@ int tool_cdi(const struct tool_options *options) {
       print_mount(options->lib_dir, library_names[name], container, false, false);
     }
   }
+  if (snprintf(container, sizeof container, "%.100s/aliquot-smi", options->lib_dir) > 0 &&
+      access(container, X_OK) == 0) {
+    print_mount(options->lib_dir, "aliquot-smi", "/usr/bin/aliquot-smi", false, false);
+  }
   print_mount(options->root, SIM_SHARED_FILE, SIM_ROOT_DEFAULT "/" SIM_SHARED_FILE, true, false);
   print_mount(options->root, "state", SIM_ROOT_DEFAULT "/state", true, true);
   printf("  ]},\n  \"devices\": [\n");

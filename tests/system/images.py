@@ -76,7 +76,7 @@ def main() -> int:
         tree={
             **{
                 f"/opt/aliquot-sim/{file}": sim / file
-                for file in ("libcuda.so.1", "libnvidia-ml.so.1", "aliquot-sim")
+                for file in ("libcuda.so.1", "libnvidia-ml.so.1", "aliquot-sim", "aliquot-smi")
             },
             "/opt/aliquot-sim/node": ROOT / "deploy/images/simulated-gpu.sh",
         },

@@ -3,6 +3,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +40,19 @@ def node(empty_node: Node) -> Node:
 def clients(tmp_path_factory: pytest.TempPathFactory, build: Path) -> Path:
     """Folder of the C programs that use the driver."""
     folder = tmp_path_factory.mktemp("clients")
-    options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-Wl,-z,now"]
-    for name in ("storm", "steps", "families"):
+    include = next((Path(sys.prefix) / "lib").glob("python3*/site-packages/nvidia/*/include"))
+    options = [
+        "-isystem",
+        str(include),
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pthread",
+        "-Wl,-z,now",
+    ]
+    for name in ("storm", "steps", "families", "launches"):
         source = str(HERE / f"{name}.c")
         subprocess.run(
             ["cc", *options, "-o", str(folder / name), source, str(build / "libcuda.so.1")], check=True
@@ -64,3 +76,9 @@ def steps(clients: Path) -> Path:
 def families(clients: Path) -> Path:
     """The hammer for all families of memory (families.c)."""
     return clients / "families"
+
+
+@pytest.fixture(scope="session")
+def launches(clients: Path) -> Path:
+    """Threads that launch, capture and replay (launches.c)."""
+    return clients / "launches"

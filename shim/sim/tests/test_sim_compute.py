@@ -282,3 +282,14 @@ def test_a_stopped_process_goes_on_computing(node: Node) -> None:
     probe.popen.send_signal(signal.SIGCONT)
     assert probe.code("cuEventSynchronize", end) == 0
     assert 100 <= milliseconds(probe, start, end) < 220
+
+
+def test_the_books_know_who_had_how_much_gpu_time(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    kernel = function(probe, load(probe), "spin_50ms")
+    assert [launch(probe, kernel) for _ in range(4)] == [0] * 4
+    assert probe.code("cuCtxSynchronize") == 0
+    books = node.books()
+    assert books["gpus"][0]["busy_ns"] == 200_000_000
+    assert [process["gpu_ns"] for process in books["processes"]] == [200_000_000]

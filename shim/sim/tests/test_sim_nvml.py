@@ -334,3 +334,12 @@ def test_bad_settings_are_refused_in_words(node: Node, arguments: list[str], mes
     refused = node.tool(*arguments)
     assert refused.returncode != 0
     assert message in refused.stderr
+
+
+def test_containers_get_the_tool_if_it_lies_beside_the_libraries(node: Node) -> None:
+    shown = json.loads(node.tool("cdi", "--lib-dir", str(node.build)).stdout)
+    mounts = {mount["containerPath"] for mount in shown["containerEdits"]["mounts"]}
+    assert "/usr/bin/aliquot-smi" in mounts
+    shown = json.loads(node.tool("cdi", "--lib-dir", "/nowhere").stdout)
+    mounts = {mount["containerPath"] for mount in shown["containerEdits"]["mounts"]}
+    assert "/usr/bin/aliquot-smi" not in mounts
