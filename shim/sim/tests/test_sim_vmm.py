@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory without addresses, addresses without memory, and when memory ends."""
 
+import itertools
+
 import pytest
 
 from shim.sim.tests import structs
@@ -182,7 +184,7 @@ def test_ranges_never_touch_one_another(node: Node) -> None:
     second = probe.call("cuMemAddressReserve", {"out": 0}, SIZE, 0, first + SIZE, 0).outputs[0]
     third = reserve(probe)
     starts = sorted([first, second, third])
-    assert all(after - before > SIZE for before, after in zip(starts, starts[1:], strict=False))
+    assert all(after - before > SIZE for before, after in itertools.pairwise(starts))
 
 
 def test_properties_are_what_was_asked_for(node: Node) -> None:
