@@ -208,7 +208,7 @@ def test_held_memory_belongs_to_a_process_until_it_is_killed(node: Node) -> None
     [
         (["inject"], "there are xid, ecc"),
         (["inject", "fire", "--gpu", "0"], "inject fire: there are xid, ecc"),
-        (["inject", "lost"], "needs --gpu"),
+        (["inject", "lost"], "--gpu is missing"),
         (["inject", "lost", "--gpu", "7"], "--gpu 7: no such GPU; give 0 to 0"),
         (["inject", "lost", "--gpu", "GPU-"], "--gpu GPU-: no such GPU"),
         (["inject", "xid", "--gpu", "0"], "needs --code"),
