@@ -33,7 +33,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 
 ##@ Test it
 .PHONY: test test-unit test-shim test-shim-sanitized test-cluster test-faults test-versions lint
-.PHONY: bench bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
+.PHONY: bench bench-shim bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
@@ -74,10 +74,12 @@ test-shim-sanitized: setup sim ## The shim's tests with address, undefined-behav
 fuzz-shim: setup ## Fuzz what the shim reads (needs clang)
 	@$(STEP) "fuzz the shim" $(MAKE) -s -C shim fuzz BUILD=$(BUILD)/shim FUZZ_S=$(FUZZ_S)
 
-bench: setup sim shim ## Measure; tables on the screen, figures in build/bench/*.json
-	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
+bench: bench-shim ## Measure; tables on the screen, figures in build/bench/*.json
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+
+bench-shim: setup sim shim ## Only the shim: what it adds to the bare simulated driver
+	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 
 bench-agent: setup sim shim ## Measure the node agent only
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
