@@ -8,7 +8,7 @@
 #include "context_memory.h"
 #include "memory.h"
 #include "pool.h"
-#include "stream.h"
+#include "work_list.h"
 
 #define DEPTH 64 /* of a thread's stack of current contexts */
 
@@ -142,6 +142,7 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
 }
 
 static void destroy(CUcontext context) {
+  work_forget_context(context);
   memory_forget(context);
   uint64_t cost = driver_gpu((CUdevice)context->device)->context_bytes + context_extra(context);
   books_change(&driver.books, context->gpu, (struct books_delta){.pages = -(int64_t)cost});

@@ -262,13 +262,32 @@ CUresult work_wait(CUstream stream, CUevent event) {
   return submit((struct work){.stream = stream, .kind = WORK_WAIT, .event = event});
 }
 
-/* An event that is destroyed while entries name it: what they wait for is done, or never will be. */
-void work_forget_event(CUevent event) {
+static void forget(bool (*concerned)(const struct work *work, const void *what), const void *what) {
   for (struct work **link = &first_work; *link;) {
-    if ((*link)->event == event) {
+    if (concerned(*link, what) && !(*link)->running) {
+      if ((*link)->kind == WORK_RUN) {
+        batch_release((*link)->batch);
+      }
       work_remove(link);
     } else {
       link = &(*link)->next;
     }
   }
+}
+
+static bool names_event(const struct work *work, const void *event) {
+  return work->event == event;
+}
+
+static bool is_in_context(const struct work *work, const void *context) {
+  return work->stream->context == context && work->stream->serial == work->stream->context->serial;
+}
+
+/* What an event that is destroyed was waited for is done, or never will be. */
+void work_forget_event(CUevent event) {
+  forget(names_event, event);
+}
+
+void work_forget_context(CUcontext context) {
+  forget(is_in_context, context);
 }

@@ -18,6 +18,7 @@ struct work {
   CUhostFn function;         /* or */
   CUstreamCallback callback; /* WORK_HOST */
   void *argument;
+  bool running; /* without the lock: stays in the list until it is done */
 };
 
 struct work **work_list(void);
@@ -29,6 +30,9 @@ void work_remove(struct work **link);
 bool work_is_next(const struct work *work);
 
 void work_forget_event(CUevent event);
+
+/* The context is about to end, and all that waits in it. */
+void work_forget_context(CUcontext context);
 
 /* The thread that runs host functions: made by the first one. */
 bool work_start_thread(void);

@@ -77,7 +77,8 @@ bool event_is_done(CUevent event) {
   if (event->state == EVENT_WAITING) {
     work_drain();
   }
-  if (event->state == EVENT_PLACED && event->serial != event->context->serial) {
+  bool recorded = event->state == EVENT_WAITING || event->state == EVENT_PLACED;
+  if (recorded && event->serial != event->context->serial) {
     event->state = EVENT_TIMED; /* its context is gone, and all that was in it */
     event->time_ns = schedule_now();
   }
@@ -178,6 +179,7 @@ static void *serve(void *unused) {
     struct work **link = next_host(&left);
     if (link) {
       struct work *entry = *link;
+      entry->running = true;
       struct sim_gpu *gpu = &driver.books.node.state->gpu[entry->stream->context->gpu];
       run(*entry, atomic_load(&gpu->faults.lost));
       if (driver_enter() != CUDA_SUCCESS) {

@@ -293,3 +293,23 @@ def test_the_books_know_who_had_how_much_gpu_time(node: Node) -> None:
     books = node.books()
     assert books["gpus"][0]["busy_ns"] == 200_000_000
     assert [process["gpu_ns"] for process in books["processes"]] == [200_000_000]
+
+
+def test_what_waits_in_a_context_ends_with_it(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    context = probe.call("cuCtxCreate_v2", {"out": 0}, 0, 0).outputs[0]
+    stream = made(probe, "cuStreamCreate", 1)
+    event = made(probe, "cuEventCreate")
+    assert probe.code("launch_host", stream, 0) == 0, "it runs at once, and waits"
+    assert [probe.code("launch_host", stream, 1), probe.code("launch_host", stream, 2)] == [0, 0]
+    assert probe.code("cuEventRecord", event, stream) == 0
+    assert probe.code("cuCtxDestroy_v2", context) == 0
+    assert probe.code("cuStreamQuery", stream) == 400
+    assert probe.code("cuEventSynchronize", event) == 0, "nothing is left to wait for"
+    assert probe.code("open_gate") == 0
+    wait_until(lambda: probe.call("called_on_host").outputs == [[0, 800]], "the one that ran")
+    other = made(probe, "cuStreamCreate", 1)
+    assert probe.code("launch_host", other, 3) == 0
+    assert probe.code("cuStreamSynchronize", other) == 0
+    assert probe.call("called_on_host").outputs == [[0, 800], [3, 800]]
