@@ -15,6 +15,7 @@ _CONTAINER: Final = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 """`<id>` (cgroupfs), `cri-containerd-<id>.scope`, `crio-<id>.scope`, `…:cri-containerd:<id>`."""
 _LIBRARY: Final = "libaliquot.so"
 _STAT_SIZE: Final = 4096
+_STAT_FIELDS: Final = 20
 _NAME_LIMIT: Final = 15
 """What the kernel keeps of a command's name."""
 
@@ -65,7 +66,9 @@ def start_ticks(host_pid: int, *, proc: Path = Path("/proc")) -> int | None:
         return None
     finally:
         os.close(fd)
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    if len(fields) < _STAT_FIELDS or fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[19])
 
 
 def command(host_pid: int, *, proc: Path = Path("/proc")) -> str:

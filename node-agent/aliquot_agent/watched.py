@@ -9,7 +9,7 @@ from typing import Final
 
 from aliquot_agent import overhead, processes, region, sharedir
 from aliquot_agent.books import Holder
-from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
 from aliquot_agent.enforce import Record
 from aliquot_agent.marks import LEDGER_DAMAGED, Marks
 from aliquot_agent.nvml import GpuProcess
@@ -20,6 +20,8 @@ from aliquot_api.quantity import MIB
 logger = logging.getLogger(__name__)
 
 _WITHOUT_LOCK_LOOKS: Final = 2
+_LEAVE_S: Final = 10.0
+"""What a share has to give back growth that is withdrawn, before it counts as over its quota."""
 
 
 class WatchedShare:
@@ -34,7 +36,7 @@ class WatchedShare:
         """What the driver says of the processes in its slots."""
         self.peak_bytes = 0
         self.floor_bytes = 0
-        self.leaving_since_s: float | None = None
+        self._leaving_since_s: float | None = None
         self.differ_looks = 0
         """In a row at which a slot did not explain what its process holds."""
         self._files = files
@@ -151,6 +153,15 @@ class WatchedShare:
         elif after.host_pid != process.host_pid:
             self._files.write_host_pid(after.index, process.host_pid)
         return after
+
+    def enforced_bytes(self, *, now_s: float) -> int:
+        """What the share may hold: its quota in force, but growth that was withdrawn ends in time."""
+        if self.share.growth is not Growth.LEAVING:
+            self._leaving_since_s = None
+            return self.limit_bytes
+        if self._leaving_since_s is None:
+            self._leaving_since_s = now_s
+        return self.share.limit if now_s - self._leaving_since_s >= _LEAVE_S else self.limit_bytes
 
     def again(self, bypassing: Sequence[Holder]) -> list[Holder]:
         """Those that were outside the shim in the look before as well."""

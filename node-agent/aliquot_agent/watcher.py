@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from aliquot_agent import books, processes, region, sharedir
 from aliquot_agent.attribution import Key, Owners, Process
 from aliquot_agent.books import Books, Holder
-from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.claims import Claims
 from aliquot_agent.enforce import Record
 from aliquot_agent.errors import NvmlError
@@ -40,8 +40,6 @@ _LOOKS: Final = 2
 """What only one look shows may be a process that starts or ends."""
 _LIBRARY_TICKS: Final = 30
 """Between two looks at a process's maps: they are long."""
-_LEAVE_S: Final = 10.0
-"""What a share has to give back growth that is withdrawn, before it counts as over its quota."""
 
 
 class Judge(Protocol):
@@ -109,7 +107,7 @@ class Watcher:
         self._changed = changed
         self._monotonic_s = monotonic_s
         self._owners = Owners(mounted=mounted, pods=pods)
-        self._identify = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start: processes.identify(pid))
+        self._identities: dict[tuple[int, int], Identity] = {}
         self._has_library = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start, _epoch: has_library(pid))
         self._watched: dict[Key, WatchedShare] = {}
         self._whole_peaks: dict[Key, int] = {}
@@ -231,8 +229,7 @@ class Watcher:
         by_key = {(look.claim.uid, look.share.share): look for look in looks}
         candidates = {key: (look.claim, look.share) for key, look in by_key.items()}
         for process in running:
-            start_ticks = processes.start_ticks(process.host_pid)
-            known = None if start_ticks is None else self._identify(process.host_pid, start_ticks)
+            known = self._identify(process.host_pid)
             if known is None:
                 continue
             name = Process(gpu_uuid, process.host_pid, known.start_ticks)
@@ -251,6 +248,18 @@ class Watcher:
                     self._log_stranger(gpu_uuid, process, look)
         self._strangers[gpu_uuid] = strangers
         return outside_bytes
+
+    def _identify(self, host_pid: int) -> Identity | None:
+        """Who a process is; its namespace and its pid there stay what they are while it lives."""
+        start_ticks = processes.start_ticks(host_pid)
+        if start_ticks is None:
+            return None
+        known = self._identities.get((host_pid, start_ticks)) or processes.identify(host_pid)
+        if known is not None:
+            if len(self._identities) >= _KNOWN_PROCESSES:
+                self._identities.clear()
+            self._identities[host_pid, start_ticks] = known
+        return known
 
     def _holder(self, process: GpuProcess, known: Identity, look: _Look) -> Holder:
         slot, before_bytes = None, 0
@@ -351,24 +360,13 @@ class Watcher:
             watched.record,
             claim=look.claim,
             share=look.share,
-            limit_bytes=self._enforced_bytes(watched, now_s),
+            limit_bytes=watched.enforced_bytes(now_s=now_s),
             holders=look.holders,
             found=found,
             pod=lambda: self._pod_of(look),
         )
         if above:
             marks.fault(WITHIN_QUOTA, "OverQuota", watched.record.message, now_s=now_s)
-
-    @staticmethod
-    def _enforced_bytes(watched: WatchedShare, now_s: float) -> int:
-        """What a share may hold: its quota in force, but growth that was withdrawn ends in time."""
-        if watched.share.growth is not Growth.LEAVING:
-            watched.leaving_since_s = None
-            return watched.limit_bytes
-        if watched.leaving_since_s is None:
-            watched.leaving_since_s = now_s
-        over = now_s - watched.leaving_since_s >= _LEAVE_S
-        return watched.share.limit if over else watched.limit_bytes
 
     def _pod_of(self, look: _Look) -> Pod | None:
         """The pod that holds a share; of several the one that its biggest process is in."""

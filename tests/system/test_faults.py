@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What dies may come back: limits hold meanwhile, and nothing is lost."""
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -111,3 +113,78 @@ def test_force_deleted_pods_leave_nothing(aliquot: Installation, tenant: Tenant,
     aliquot.bed.delete("pods", "forced", tenant.namespace, grace_s=0)
     aliquot.bed.wait_for(lambda: not aliquot.files(node), what="no file of the claim")
     assert names.DRIVER not in str(aliquot.bed.list("resourceclaims", tenant.namespace))
+
+
+def test_a_restarted_containerd_disturbs_nobody(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    tenant.create(gpu_pod("before", vgpu=1, gpumem=4000))
+    tenant.wait_said("before", "going on")
+    bed.restart(f"{node}/containerd")
+    tenant.create(gpu_pod("after", vgpu=1, gpumem=4000))
+    assert tenant.wait_said("after", "device")["total_mib"] == 4000
+    [status] = bed.get("pods", "before", tenant.namespace)["status"]["containerStatuses"]
+    assert status["restartCount"] == 0
+
+
+def test_what_ends_while_the_server_is_away_is_undone_meanwhile(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    pod = gpu_pod("ending", vgpu=1, gpumem=1000)
+    pod["spec"]["restartPolicy"] = "Never"
+    tenant.create(pod)
+    tenant.create(gpu_pod("staying", vgpu=1, gpumem=1000))
+    for name in ("ending", "staying"):
+        tenant.wait_said(name, "going on")
+    ending, staying = (tenant.claim_of(name)["metadata"]["uid"] for name in ("ending", "staying"))
+    [share] = [each for each in aliquot.status(node)["shares"] if each["pods"] == ["ending/main"]]
+    books = aliquot.books(node)
+    [group] = [each["group"] for each in books["groups"] if each["host"] == "ending" and each["used"] > 0]
+    pids = [each["pid"] for each in books["processes"] if each["group"] == group and each["alive"]]
+    address = aliquot.pod_of("aliquot-agent", node=node)["status"]["podIP"]
+    bed.stop("apiserver")
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+        def is_undone() -> bool:
+            files = " ".join(aliquot.files(node))
+            return ending not in files and staying in files
+
+        bed.wait_for(is_undone, what="the claim of the pod that ended to be undone", timeout_s=60)
+        bed.wait_for(
+            lambda: share["share"] not in aliquot.page_at(address, "status"), what="its share to be forgotten"
+        )
+    finally:
+        bed.start("apiserver")
+    bed.wait_ready()
+    aliquot.wait_ready()
+    assert bed.get("pods", "staying", tenant.namespace)["status"]["phase"] == "Running"
+
+
+def test_a_claim_made_anew_under_the_same_name_gets_its_own_share(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    def make(memory: str, pod: str) -> str:
+        exactly = {"deviceClassName": names.DEVICE_CLASS, "capacity": {"requests": {"memory": memory}}}
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "shared"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+        }
+        user = gpu_pod(pod)
+        user["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "shared"}]
+        user["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+        made = bed.api.create(claim, namespace=tenant.namespace)
+        tenant.create(user)
+        return str(made["metadata"]["uid"])
+
+    first = make("1000Mi", "one")
+    assert tenant.wait_said("one", "device")["total_mib"] == 1000
+    bed.delete("pods", "one", tenant.namespace, grace_s=0, timeout_s=None)
+    bed.delete("resourceclaims", "shared", tenant.namespace)
+    second = make("2000Mi", "two")
+    assert tenant.wait_said("two", "device", timeout_s=150)["total_mib"] == 2000
+    assert first != second
+    bed.wait_for(lambda: first not in " ".join(aliquot.files(node)), what="nothing of the first claim")

@@ -583,3 +583,21 @@ def test_what_one_agent_prepared_the_other_answers_and_undoes(node: Node) -> Non
     new.unprepare(ref.uid)
     assert (old.prepared(), node.leftovers()) == ((), [])
     old.unprepare(ref.uid)
+
+
+def test_prepares_that_wait_let_others_pass(node: Node) -> None:
+    node.patience_s = 20
+    one, two = node.gpus.gpus
+    node.write_base_spec(without=one.uuid)
+    claims = node.claims()
+    waiting = [
+        node.server.add(make_claim(result(one, memory="1Gi"), name=f"waiting-{number}"))
+        for number in range(6)
+    ]
+    quick = node.server.add(make_claim(result(two, memory="1Gi"), name="quick"))
+    with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
+        jobs = [pool.submit(claims.prepare, ref) for ref in waiting]
+        assert claims.prepare(quick)
+        assert not any(job.done() for job in jobs)
+        node.write_base_spec()
+        assert all(job.result(timeout=30) for job in jobs)
