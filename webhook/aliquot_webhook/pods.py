@@ -15,6 +15,7 @@ from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
+"""Where LimitRanger writes which defaults it has set."""
 HAMI_OPT_OUT: Final = ("hami.io/webhook", "ignore")
 SECTIONS: Final[tuple[Literal["containers", "initContainers"], ...]] = ("containers", "initContainers")
 """Where a pod can have GPUs; ephemeral containers cannot have resources."""
