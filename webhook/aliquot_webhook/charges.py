@@ -3,7 +3,8 @@
 
 Every change names the resourceVersion that it was computed from, so that of two replicas one has to compute
 anew: no order of admissions promises more than there is. A replica begins with the ledger as it last wrote
-it, which costs one call for an admission; when that is old, or leads to a refusal, it reads first.
+it, which costs one call for an admission, or for all that wait at the same moment; when that is old, or leads
+to a refusal, it reads first.
 
 The first admission after a budget appears makes the ledger from the claims that there are.
 """
@@ -11,7 +12,7 @@ The first admission after a budget appears makes the ledger from the claims that
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -49,6 +50,28 @@ class _Ledger:
     version: str
     """Empty: there is none yet."""
     entries: Entries
+
+
+class _Wish:
+    """A change that a thread waits for."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self._ended = threading.Event()
+        self._outcome: dict[str, Entry] | Exception = {}
+
+    def end(self, outcome: dict[str, Entry] | Exception) -> None:
+        """It has come true, or never will."""
+        self._outcome = outcome
+        self._ended.set()
+
+    def outcome(self, wait_s: float = 0.0) -> dict[str, Entry]:
+        """The entries after it. Raises what prevented it."""
+        if not self._ended.wait(wait_s):
+            raise ChargeUnavailable("the GPU budget is busy; try again")
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
 
 def ledger_path(namespace: str) -> str:
@@ -93,6 +116,7 @@ class Charges:
         self._now_s = now_s
         self._known: dict[str, _Ledger] = {}
         self._locks: dict[str, threading.Lock] = {}
+        self._wishes: dict[str, list[_Wish]] = {}
         self._guard = threading.Lock()
 
     def reserve(
@@ -145,47 +169,72 @@ class Charges:
 
     def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> dict[str, Entry]:
         """Bring about `change` of the namespace's entries; the entries after it."""
+        wish = _Wish(change)
+        if dry_run:
+            self._settle(namespace, [wish], dry_run=True)
+            return wish.outcome()
         with self._guard:
             lock = self._locks.setdefault(namespace, threading.Lock())
-        # Held across remote calls on purpose: the threads of one process need not fight over versions.
+            self._wishes.setdefault(namespace, []).append(wish)
+        # Held across remote calls on purpose: who holds it writes for all who wait, in one call.
         if not lock.acquire(timeout=_WAIT_S):
-            raise ChargeUnavailable(f"the GPU budget of namespace {namespace} is busy; try again")
+            with self._guard:
+                waiting = self._wishes[namespace]
+                if wish in waiting:
+                    waiting.remove(wish)
+                    raise ChargeUnavailable(f"the GPU budget of namespace {namespace} is busy; try again")
+            return wish.outcome(wait_s=_WAIT_S)  # somebody is just writing it
         try:
-            return self._change(namespace, change, dry_run=dry_run)
+            with self._guard:
+                wishes, self._wishes[namespace] = self._wishes[namespace], []
+            if wishes:
+                self._settle(namespace, wishes)
+        finally:
+            lock.release()
+        return wish.outcome()
+
+    def _settle(self, namespace: str, wishes: Sequence["_Wish"], *, dry_run: bool = False) -> None:
+        """Make all of them come true in one write, or say why not."""
+        try:
+            self._try_to_settle(namespace, wishes, dry_run=dry_run)
         except ApiError as error:
             self._known.pop(namespace, None)
             again = "" if error.status else "; try again"
-            raise ChargeUnavailable(
-                f"the GPU budget of namespace {namespace} cannot be counted: {error.message}{again}"
-            ) from error
-        finally:
-            lock.release()
+            for wish in wishes:
+                wish.end(
+                    ChargeUnavailable(
+                        f"the GPU budget of namespace {namespace} cannot be counted: {error.message}{again}"
+                    )
+                )
 
-    def _change(self, namespace: str, change: Change, *, dry_run: bool) -> dict[str, Entry]:
+    def _try_to_settle(self, namespace: str, wishes: Sequence["_Wish"], *, dry_run: bool) -> None:
         known = None if dry_run else self._known.get(namespace)
         for _ in range(_ATTEMPTS):
-            is_fresh = known is None
             before = known or self._read(namespace)
             entries = ledger.current(before.entries, now_s=self._now_s(), reservation_s=self._reservation_s)
-            try:
-                after = change(entries)
-            except BudgetExceeded:
-                self._known.pop(namespace, None)
-                if is_fresh:
-                    raise
-                known = None
+            outcomes: list[dict[str, Entry] | BudgetExceeded] = []
+            for wish in wishes:
+                try:
+                    entries = wish.change(entries)
+                    outcomes.append(entries)
+                except BudgetExceeded as error:
+                    outcomes.append(error)
+            if known is not None and any(isinstance(each, BudgetExceeded) for each in outcomes):
+                known = None  # nobody is refused for what an old copy says
                 continue
-            if dry_run or after == before.entries:
-                return after
-            try:
-                self._write(namespace, before, after)
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    raise
-                known = None
-                continue
-            return after
-        raise ChargeUnavailable(f"the GPU budget of namespace {namespace} keeps changing; try again")
+            if not dry_run and entries != before.entries:
+                try:
+                    self._write(namespace, before, entries)
+                except ApiError as error:
+                    if error.status not in (404, 409):
+                        raise
+                    known = None
+                    continue
+            for wish, outcome in zip(wishes, outcomes, strict=True):
+                wish.end(outcome)
+            return
+        for wish in wishes:
+            wish.end(ChargeUnavailable(f"the GPU budget of namespace {namespace} keeps changing; try again"))
 
     def _read(self, namespace: str) -> _Ledger:
         try:

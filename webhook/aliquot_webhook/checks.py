@@ -9,16 +9,14 @@ from typing import Final
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.inventory import Inventory
-from aliquot_webhook.pods import SECTIONS, Container
+from aliquot_webhook.pods import SECTIONS, Container, is_default
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.reach import beyond_its_share
 from aliquot_webhook.requests import GpuRequest
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_webhook.wire import JsonObject, items, obj, text
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
-"""Where LimitRanger writes which defaults it has set."""
 
 
 def check_reach(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy) -> None:
@@ -56,11 +54,11 @@ def container_warnings(container: Container, policy: Policy, pod: JsonObject) ->
         if priority in container.stated:
             yield f"container {container.name}: {priority} has no meaning in Aliquot and is dropped"
         return
-    defaults = text(obj(dig(pod, "metadata", "annotations")).get(LIMIT_RANGER))
     for name, found in container.found.stated.items():
         counted = container.stated.get(name)
+        is_ignored = counted is None or counted.value != found.value
         # LimitRanger runs again after us and puts its defaults back: nobody asked for that.
-        if (counted is None or counted.value != found.value) and name not in defaults:
+        if is_ignored and not is_default(pod, container.name, name):
             yield (
                 f"{found.field}: {found.value} is ignored: the pod was converted before, see annotation"
                 f" {names.REQUEST_ANNOTATION}; to ask anew, remove that annotation and the claim"

@@ -14,6 +14,8 @@ from aliquot_webhook.requests import Found, Stated, find
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
+"""Where LimitRanger writes which defaults it has set."""
 HAMI_OPT_OUT: Final = ("hami.io/webhook", "ignore")
 SECTIONS: Final[tuple[Literal["containers", "initContainers"], ...]] = ("containers", "initContainers")
 """Where a pod can have GPUs; ephemeral containers cannot have resources."""
@@ -52,6 +54,16 @@ def own_claim_name(container: str) -> str:
         return name
     digest = hashlib.sha256(container.encode(errors="replace")).hexdigest()[:8]
     return f"{name[: _LABEL_LENGTH - 9].rstrip('-')}-{digest}"
+
+
+def is_default(pod: JsonObject, container: str, resource: str) -> bool:
+    """Whether LimitRanger put this resource into the container, by what it writes about that: "LimitRanger
+    plugin set: nvidia.com/gpumem limit for container main; cpu request for init container first"."""
+    told = text(obj(dig(pod, "metadata", "annotations")).get(LIMIT_RANGER))
+    return any(
+        part.endswith(f" container {container}") and resource in part.replace(",", " ").split()
+        for part in told.split(";")
+    )
 
 
 def has_claim(spec: JsonObject) -> bool:

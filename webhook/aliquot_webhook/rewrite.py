@@ -24,7 +24,7 @@ from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.patch import Operation
 from aliquot_webhook.pods import Container
 from aliquot_webhook.policy import Policy
-from aliquot_webhook.requests import Meant, understand
+from aliquot_webhook.requests import Meant, Stated, understand
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook.wishes import Wishes
 
@@ -78,7 +78,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
 
     warnings = [word for each in containers for word in checks.container_warnings(each, policy, pod)]
     wished = _wishes(pod, containers, policy)
-    askers = _askers(containers, wished, policy, warnings)
+    askers = _askers(pod, containers, wished, policy, warnings)
     operations = [operation for container in containers for operation in _removals(container)]
     if not askers:
         _refuse_borrowed_templates(pod, spec, frozenset())
@@ -116,16 +116,20 @@ def _wishes(pod: JsonObject, containers: Sequence[Container], policy: Policy) ->
 
 
 def _askers(
-    containers: Sequence[Container], wished: Wishes, policy: Policy, warnings: list[str]
+    pod: JsonObject, containers: Sequence[Container], wished: Wishes, policy: Policy, warnings: list[str]
 ) -> list[Meant]:
     askers = []
     for container in containers:
+        limit, cores_limit = wished.memory.get(container.name), wished.cores.get(container.name)
+        stated = container.stated
+        if limit or cores_limit:
+            stated = _without_defaults(pod, container, policy, memory=bool(limit), cores=bool(cores_limit))
         meant = understand(
-            container.stated,
+            stated,
             container=container.name,
             policy=policy,
-            limit=wished.memory.get(container.name),
-            cores_limit=wished.cores.get(container.name),
+            limit=limit,
+            cores_limit=cores_limit,
             alone=wished.alone,
             exclusive=wished.exclusive,
             is_sequential=container.is_sequential,
@@ -134,6 +138,23 @@ def _askers(
             warnings += meant.warnings
             askers.append(meant)
     return askers
+
+
+def _without_defaults(
+    pod: JsonObject, container: Container, policy: Policy, *, memory: bool, cores: bool
+) -> Mapping[str, Stated]:
+    """What counts beside annotations about memory or cores: they go before a namespace's LimitRange."""
+    resources = policy.resources
+    annotated = [resources.memory, resources.memory_percent] * memory + [resources.cores] * cores
+    stated = {
+        name: value
+        for name, value in container.stated.items()
+        if name not in annotated or not pods.is_default(pod, container.name, name)
+    }
+    if stated.keys() - {resources.priority}:
+        return stated
+    field = wishes.path(names.ANNOTATION_MEMORY_LIMIT if memory else names.ANNOTATION_CORES)
+    return {resources.count: Stated(value=str(policy.default_count), field=field)}
 
 
 def _arrangement(

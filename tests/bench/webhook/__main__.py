@@ -33,15 +33,23 @@ def median_s(action: Callable[[], object], rounds: int) -> float:
     return statistics.median(times)
 
 
-def measure_rewrite() -> Figure:
+def measure_rewrite() -> list[Figure]:
     """A pod of eight containers with GPUs, on a cluster of 500 nodes with eight GPUs."""
     known = inventory(*([H100] * 8 for _ in range(500)))
-    given = pod(*(container(f"c{index}", vgpu="1", gpumem=str(1000 + index)) for index in range(8)))
-    assert isinstance(rewrite(given, Policy(), known), Patch)
     policy = Policy()
+    pods = [
+        pod(*(container(f"c{index}", vgpu="1", gpumem=str(1000 + index + 8 * number)) for index in range(8)))
+        for number in range(2000)
+    ]
+    assert isinstance(rewrite(pods[0], policy, known), Patch)
+    unseen = iter(pods)
     # The best of 20 medians: other work on the machine must not decide.
-    value = min(median_s(lambda: rewrite(given, policy, known), 100) for _ in range(20)) * 1e6
-    return at_most("rewrite, 8 containers, best of 20 medians", value, "µs", target=200)
+    again = min(median_s(lambda: rewrite(pods[0], policy, known), 100) for _ in range(20))
+    first = min(median_s(lambda: rewrite(next(unseen), policy, known), 100) for _ in range(20))
+    return [
+        at_most("rewrite, 8 containers, best of 20 medians", again * 1e6, "µs", target=200),
+        at_most("the same for a request not seen before", first * 1e6, "µs", target=200),
+    ]
 
 
 def measure_server() -> list[Figure]:
@@ -92,7 +100,7 @@ def _post(connection: http.client.HTTPSConnection, body: str) -> None:
 
 def main() -> None:
     """Measure, print a table, write the file."""
-    publish("webhook", [measure_rewrite(), *measure_server()])
+    publish("webhook", [*measure_rewrite(), *measure_server()])
 
 
 if __name__ == "__main__":

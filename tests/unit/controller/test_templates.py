@@ -96,7 +96,7 @@ def test_a_list_that_cannot_be_read_deletes_nothing() -> None:
     assert bed.exists()
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("ALIQUOT_TEMPLATE_MODELS", "300"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ALIQUOT_TEMPLATE_MODELS", "150"))))
 def test_no_admitted_pod_is_stranded_and_nothing_stays_whatever_the_order(seed: int) -> None:
     """Three webhooks whose watches lag and whose graces differ, two collectors, pods that appear up to a
     minute after their admission or never; before each call to the server anybody may do anything."""

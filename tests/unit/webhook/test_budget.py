@@ -4,7 +4,9 @@ is."""
 
 import os
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -176,6 +178,22 @@ def test_in_steady_state_an_admission_is_one_call() -> None:
     assert bed.api.calls == [("PUT", ledger_path("team-a"))]
 
 
+def test_a_hundred_at_once_are_a_few_writes_and_no_more_than_fit() -> None:
+    bed = Bed(gpus=60)
+    original = bed.api.call
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        threading.Event().wait(0.05)  # a server takes its time
+        return original(*args, **kwargs)
+
+    bed.api.call = slow  # type: ignore[method-assign] # as above
+    with ThreadPoolExecutor(20) as pool:
+        admitted = list(pool.map(lambda number: bed.admit_claim(1, f"uid-{number}"), range(100)))
+    assert sum(admitted) == 60
+    assert len(bed.entries) == 60
+    assert len(bed.api.writes()) < 60
+
+
 def test_claims_from_before_the_budget_count_from_the_first_admission() -> None:
     bed = Bed()
     bed.api.put(
@@ -304,7 +322,7 @@ def test_a_spoilt_ledger_is_no_end_of_everything() -> None:
     }
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("ALIQUOT_BUDGET_MODELS", "200"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ALIQUOT_BUDGET_MODELS", "60"))))
 def test_replicas_never_promise_more_than_there_is(seed: int) -> None:
     """Three replicas; before each call to the server another one may admit something. Claims of admitted pods
     always go through, restarts forget nothing, and all that is given back can be had again."""
