@@ -47,9 +47,11 @@ static bool keep_descriptor(struct aq_share *share) {
   return share->fd >= 0;
 }
 
+/* Nothing that anybody counts, not even an overhead that the agent wrote a moment too late. */
 static bool is_idle(const struct aq_slot *slot) {
-  return !aq_word(&slot->pid) && !aq_word(&slot->used_bytes) && !aq_word(&slot->contexts) &&
-         !aq_word(&slot->code_bytes);
+  uint64_t overhead = aq_word(&slot->overhead_bytes);
+  return (overhead == 0 || overhead == AQ_OVERHEAD_UNKNOWN) && !aq_word(&slot->pid) &&
+         !aq_word(&slot->used_bytes) && !aq_word(&slot->contexts) && !aq_word(&slot->code_bytes);
 }
 
 /* Under the slot's lock. */
@@ -58,10 +60,11 @@ static bool owner_lives(const struct aq_share *share, const struct aq_slot *slot
   return aq_identity_lives(&owner, share->inode);
 }
 
-/* Under the slot's lock: empties it; an owner that lives all the same sees the generation. */
+/* Under the slot's lock: empties it; an owner that lives all the same sees the generation. The pid goes
+ * last, as the words before it would stay for ever if we were killed after it: the next one to sweep takes
+ * a slot without a pid for empty. */
 static void clear(struct aq_slot *slot) {
   aq_word_set(&slot->generation, aq_word(&slot->generation) + 1);
-  aq_word_set(&slot->pid, 0);
   aq_word_set(&slot->used_bytes, 0);
   aq_word_set(&slot->contexts, 0);
   aq_word_set(&slot->measured_contexts, 0);
@@ -72,6 +75,7 @@ static void clear(struct aq_slot *slot) {
   aq_word_set(&slot->pool_bytes, 0);
   aq_word_set(&slot->graph_bytes, 0);
   aq_word_set(&slot->host_pid, 0);
+  __atomic_store_n(&slot->pid, 0, __ATOMIC_RELEASE);
 }
 
 /* Before anything is announced in a slot, everyone's sum includes it. */
