@@ -26,6 +26,8 @@ REASON: Final = "NodeConfigInvalid"
 _WATCH_S: Final = 300
 """Labels of the node are looked at again this often."""
 _RETRY_S: Final = 5.0
+_PAUSE_S: Final = 1.0
+"""Between two watches: a server may end each at once."""
 
 
 class ConfigApi(Protocol):
@@ -66,7 +68,7 @@ class ConfigWatch:
         self._problem = ""
         self._labels: dict[str, str] = {}
         self._watch = api.config_map_watch(namespace, NAME)
-        self._loop = Loop(name="config-watch", step=self._follow, period_s=0.0)
+        self._loop = Loop(name="config-watch", step=self._follow, period_s=_PAUSE_S)
 
     def load(self) -> None:
         """Takes what was understood last, before anything else begins."""

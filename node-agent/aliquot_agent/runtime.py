@@ -226,6 +226,7 @@ class Agent:
         threading.excepthook = self._thread_died
         self._readiness.refuse(_REGISTRATION, "kubelet has not registered the driver yet")
         self._config.load()
+        self._health.load()  # kubelet may ask the agent that does not lead, too
         self._hardware.refresh()
         self._claims.start()
         for part in self._always:
