@@ -46,7 +46,11 @@ SHAPES: dict[str, tuple[Containers, Containers]] = {
     "all cards for one": (ONE, [container(vgpu=8)]),
     "two pairs and one": (
         BUSY,
-        [container("a", vgpu=2, gpumem=900), container("b", vgpu=2, gpumem=800), *falling(1)],
+        [
+            container("a", vgpu=2, gpumem=900),
+            container("b", vgpu=2, gpumem=800),
+            container("last", gpumem=10, gpucores=2),
+        ],
     ),
 }
 

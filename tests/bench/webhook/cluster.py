@@ -40,6 +40,8 @@ class Bench:
     def __init__(self, cluster: Cluster, installation: Installation) -> None:
         self.cluster = cluster
         self.installation = installation
+        self.refused: dict[str, int] = {}
+        """Creations of a Deployment's pods that failed (its controller tries again), by namespace."""
 
     def namespace(self, name: str, labels: Mapping[str, str]) -> str:
         """A namespace, ready for pods."""
@@ -86,9 +88,10 @@ class Bench:
                 raise TimeoutError(f"{self.count(namespace)} of {REPLICAS} pods after {DEADLINE_S} s")
             time.sleep(0.02)
         taken_s = time.perf_counter() - started
-        failed = [each for each in self.cluster.list("events", namespace) if each["reason"] == "FailedCreate"]
-        if failed:
-            raise RuntimeError(f"refused: {failed[0]['message']}")
+        for event in self.cluster.list("events", namespace):
+            if event["reason"] == "FailedCreate":
+                self.refused[namespace] = self.refused.get(namespace, 0) + event.get("count", 1)
+                sys.stderr.write(f"{namespace}: {event['message'][:300]}\n")
         return REPLICAS / taken_s
 
     def count(self, namespace: str) -> int:
@@ -279,7 +282,7 @@ def measure(bench: Bench) -> list[Figure]:
         at_most(f"{what}, API calls of the webhook", len(requests), "", target=1),
     ]
 
-    # Three at once: nothing refused, nothing lost (Bench.deployment raises).
+    # Three at once.
     three = [bench.namespace(f"ours-{index}", opted_in) for index in range(3)]
     started = time.perf_counter()
     with ThreadPoolExecutor(3) as pool:
@@ -287,12 +290,23 @@ def measure(bench: Bench) -> list[Figure]:
     together = 3 * REPLICAS / (time.perf_counter() - started)
     figures.append(
         at_least(
-            f"three Deployments of {REPLICAS} at once, nothing refused or lost",
+            f"three Deployments of {REPLICAS} at once",
             together,
             "pods/s",
             target=0.9 * rates["ours"],
         )
     )
+    refused = sum(number for namespace, number in bench.refused.items() if namespace.startswith("ours"))
+    figures += [
+        at_most("creations refused or lost in all four", refused, "", target=0),
+        at_most(
+            "the same with a budget (baseline: one API call per pod)",
+            bench.refused.get(budgeted, 0),
+            "",
+            baseline=bench.refused.get(call, 0),
+            target=0,
+        ),
+    ]
     memory = bench.installation.memory_bytes("webhook") / 2**20
     figures.append(
         at_most("memory of the webhook (master and one worker) after that", memory, "MiB", target=256)
@@ -300,11 +314,22 @@ def measure(bench: Bench) -> list[Figure]:
     return figures
 
 
+@contextmanager
+def a_cluster() -> Iterator[Cluster]:
+    """One of its own; TESTBED_ATTACH names one that is up."""
+    attached = os.environ.get("TESTBED_ATTACH")
+    if attached:
+        yield Cluster.attach(attached)
+        return
+    with Cluster.up(name="bench-webhook", nodes=1) as cluster:
+        yield cluster
+
+
 def main() -> None:
     """Measure, print a table, write the file."""
     with (
         tempfile.TemporaryDirectory() as name,
-        Cluster.up(name="bench-webhook", nodes=1) as cluster,
+        a_cluster() as cluster,
     ):
         folder = Path(name)
         installation = Installation(
