@@ -207,7 +207,8 @@ void aq_driver_learn(const char *name) {
     if (strcmp(abis[i].base, name) != 0)
       continue;
     bool per_thread = length > 5 && !strncmp(entry->name + length - 5, "_pt", 3);
-    uint64_t flags = per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    uint64_t flags =
+        per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
     void *address = ask_driver(name, abis[i].version, flags);
     pthread_mutex_lock(&lock);
     if (address && !aq_hook_of(address)) {

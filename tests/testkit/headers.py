@@ -10,6 +10,8 @@ LINE: Final = "SPDX-License-Identifier: Apache-2.0"
 WITHOUT_COMMENTS: Final = {".json", ".lock", ".sum", ".md", ".typed"}
 """Formats that have no comments, are generated, or are prose (covered by LICENSE)."""
 NAMES: Final = {"LICENSE", "go.mod"}
+FUZZ_INPUTS: Final = "corpus"
+"""Folders of inputs that fuzzing found: bytes, not text."""
 
 
 def missing(paths: list[Path]) -> list[Path]:
@@ -17,6 +19,8 @@ def missing(paths: list[Path]) -> list[Path]:
 
     def lacks(path: Path) -> bool:
         if path.suffix in WITHOUT_COMMENTS or path.name in NAMES or not path.is_file():
+            return False
+        if FUZZ_INPUTS in path.parts:
             return False
         return LINE not in "\n".join(path.read_text(encoding="utf-8").splitlines()[:5])
 

@@ -74,8 +74,10 @@ def expiry(bundle: Bundle) -> datetime:
 
 
 def trusted(authority_pem: bytes, present_pem: bytes, *, now: datetime) -> bytes:
-    """What the API server shall trust: `authority_pem`, and for a while what it trusts already, since a replica
-    may serve a certificate of that until it has read the new one."""
+    """What the API server shall trust: `authority_pem`, and for a while what it trusts already.
+
+    A replica may serve a certificate of the old one until it has read the new one.
+    """
     try:
         authority = x509.load_pem_x509_certificate(authority_pem)
         present = x509.load_pem_x509_certificates(present_pem)
