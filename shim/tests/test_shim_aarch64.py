@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("aarch64")
     _run("make", "-s", f"{folder}/release/aarch64/libaliquot.so", f"BUILD={folder}", f"PYTHON={PYTHON}")
     sources = [path.name for path in (_SOURCES / "sim").glob("*.c")]
-    driver = sorted(name for name in sources if not name.startswith(("nvml", "tool")))
+    driver = sorted(name for name in sources if not name.startswith(("nvml", "tool", "smi")))
     generated = [str(SIM / "gen" / name) for name in ("cuda_stubs.c", "cuda_table.c")]
     [headers] = {
         str(path.parent)

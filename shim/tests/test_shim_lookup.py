@@ -19,6 +19,13 @@ Start = Callable[..., Probe]
 LIMIT: Final = 512 * MIB
 
 
+def _driver_objects() -> dict[str, Path]:
+    """What the simulated driver is linked from, by name; what an earlier build left is not."""
+    sources = {path.stem for folder in (ROOT / "shim/sim", SIM / "gen") for path in folder.glob("*.c")}
+    found = {path.stem: path for path in sorted((SIM / "obj").glob("*.o")) if path.stem in sources}
+    return {stem: path for stem, path in found.items() if not stem.startswith(("nvml", "tool", "smi"))}
+
+
 @pytest.fixture
 def share(node: Sandbox) -> Path:
     return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
@@ -78,8 +85,7 @@ def test_driver_by_an_old_linker_whose_table_lies_beside_code(
     """Its table is left alone; exports and dlsym still lead to the hooks."""
     folder = tmp_path / separate
     folder.mkdir()
-    objects = [str(path) for path in sorted((SIM / "obj").glob("*.o"))]
-    wanted = [path for path in objects if not Path(path).stem.startswith(("nvml", "tool"))]
+    wanted = [str(path) for path in _driver_objects().values()]
     subprocess.run(
         ["cc", "-shared", "-pthread", "-Wl,-Bsymbolic", f"-Wl,-z,{separate}", "-Wl,-soname,libcuda.so.1",
          "-o", str(folder / "libcuda.so.1"), *wanted],
@@ -140,7 +146,7 @@ def hidden_driver(clients: Clients, tmp_path: Path) -> str:
     """A folder with a driver whose cuGetProcAddress answers with addresses that it does not export."""
     folder = tmp_path / "hidden"
     folder.mkdir()
-    objects = {path.stem: path for path in (SIM / "obj").glob("*.o")}
+    objects = _driver_objects()
     names = set(re.findall(r"^AQ_ABI\((\w+)", (ROOT / "shim/src/abis.def").read_text(), re.MULTILINE))
     jumps = "".join(
         f".globl hidden_{name}\n.hidden hidden_{name}\nhidden_{name}: endbr64\n jmp {name}\n"
@@ -149,9 +155,7 @@ def hidden_driver(clients: Clients, tmp_path: Path) -> str:
     (folder / "jumps.S").write_text(f'{jumps}.section .note.GNU-stack,"",@progbits\n')
     renamed = [f"--redefine-sym={name}=hidden_{name}" for name in names]
     subprocess.run(["objcopy", *renamed, str(objects["cuda_table"]), str(folder / "table.o")], check=True)
-    rest = [
-        str(path) for stem, path in objects.items() if not stem.startswith(("nvml", "tool", "cuda_table"))
-    ]
+    rest = [str(path) for stem, path in objects.items() if stem != "cuda_table"]
     subprocess.run(
         ["cc", "-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
          "-o", str(folder / "libcuda.so.1"), *rest, str(folder / "table.o"), str(folder / "jumps.S")],
