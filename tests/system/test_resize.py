@@ -270,12 +270,19 @@ def test_an_agent_that_is_killed_while_a_share_grows_goes_on(
         aliquot.bed.wait_for(lambda: offered_mib(aliquot, node) < before, what="the lowered capacity")
     else:
         tenant.wait_said("a", "total 12000", timeout_s=40)
+    restarts = _restarts(aliquot, node)
     aliquot.kill_agent(node)
-    tenant.create(gpu_pod("b", vgpu=1, gpumem=15000))
+    aliquot.bed.wait_for(lambda: _restarts(aliquot, node) > restarts, what="a new agent", timeout_s=90)
     aliquot.wait_ready()
+    tenant.create(gpu_pod("b", vgpu=1, gpumem=15000))
     tenant.wait_said("a", "total 12000", timeout_s=60)
     assert offered_mib(aliquot, node) == before - 8000
-    assert tenant.pod("b")["status"]["phase"] == "Pending"
+    aliquot.bed.wait_for(lambda: _has_no_room(tenant, "b"), what="the scheduler to see that there is no room")
+
+
+def _restarts(aliquot: Installation, node: str) -> int:
+    [status] = aliquot.pod_of("aliquot-agent", node=node)["status"]["containerStatuses"]
+    return int(status["restartCount"])
 
 
 def test_growth_and_new_claims_race_for_the_same_memory(
