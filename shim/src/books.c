@@ -15,13 +15,12 @@
 #include "slot.h"
 #include "state.h"
 
-enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16, OVERDRAFT_ATTEMPTS = 16 };
+enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
 
 /* A word above this is no count of bytes: the ledger has been written over. */
 #define SANE_BYTES    (1ULL << 56)
 #define SANE_CONTEXTS (1ULL << 20)
 #define REFRESH_NS    50000000ULL
-#define ABANDONED_NS  200000000ULL
 
 void (*aq_reclaim)(struct aq_share *share);
 
@@ -84,7 +83,7 @@ static void count_change(struct aq_slot *slot) {
   aq_word_set(&slot->changes, aq_word(&slot->changes) + 1);
 }
 
-static void pause_after(int attempt, const struct aq_share *share, const struct aq_slot *slot) {
+void aq_pause_after(int attempt, const struct aq_share *share, const struct aq_slot *slot) {
   long place = 1 + (slot - share->ledger->slot) % SLOT_PAUSES;
   struct timespec pause = {0, PAUSE_NS * place * attempt};
   int saved = errno;
@@ -129,7 +128,7 @@ AQ_RARE static bool announce_slowly(struct aq_share *share, enum word word, uint
     if (!slot)
       break;
     if (attempt > 0)
-      pause_after(attempt, share, slot);
+      aq_pause_after(attempt, share, slot);
     *generation = aq_word(&share->generation);
     if (try_announce(share, slot, word_of(slot, word), amount, aq_share_limit(share)))
       return true;
@@ -325,7 +324,7 @@ void aq_context_put_back(struct aq_share *share, CUcontext name, CUcontext conte
   aq_records_move(share, name, context);
 }
 
-static uint64_t now_ns(void) {
+uint64_t aq_now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   return (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
@@ -333,7 +332,7 @@ static uint64_t now_ns(void) {
 
 /* Sweeps, at most every 50 ms. */
 static bool refresh(struct aq_share *share) {
-  uint64_t now = now_ns();
+  uint64_t now = aq_now_ns();
   uint64_t last = aq_word(&share->swept_ns);
   if ((now - last < REFRESH_NS && last != 0) ||
       !__atomic_compare_exchange_n(&share->swept_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -381,44 +380,6 @@ uint64_t aq_headroom(const struct aq_share *share) {
     return limit;
   uint64_t sum = sum_of(share);
   return sum < limit ? limit - sum : 0;
-}
-
-/* One right, seen again after so long, is that of a process that stands still. */
-static bool is_abandoned(uint64_t right) {
-  static uint64_t seen;
-  static uint64_t seen_since_ns;
-  uint64_t now = now_ns();
-  if (__atomic_load_n(&seen, __ATOMIC_RELAXED) == right)
-    return now - __atomic_load_n(&seen_since_ns, __ATOMIC_RELAXED) > ABANDONED_NS;
-  __atomic_store_n(&seen_since_ns, now, __ATOMIC_RELAXED);
-  __atomic_store_n(&seen, right, __ATOMIC_RELAXED);
-  return false;
-}
-
-uint64_t aq_overdraft_take(struct aq_share *share) {
-  static uint64_t counter;
-  struct aq_slot *slot = aq_slot_own(share);
-  if (!slot)
-    return 0;
-  uint64_t place = (uint64_t)(slot - share->ledger->slot);
-  uint64_t right = __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED) * AQ_SLOTS + place;
-  for (int attempt = 0; attempt < OVERDRAFT_ATTEMPTS; attempt++) {
-    uint64_t holder = 0;
-    if (__atomic_compare_exchange_n(&share->ledger->overdraft, &holder, right, false, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST))
-      return right;
-    if (is_abandoned(holder) && __atomic_compare_exchange_n(&share->ledger->overdraft, &holder, right, false,
-                                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-      return right;
-    pause_after(1, share, slot);
-  }
-  return 0;
-}
-
-void aq_overdraft_give(struct aq_share *share, uint64_t right) {
-  if (right)
-    __atomic_compare_exchange_n(&share->ledger->overdraft, &right, 0, false, __ATOMIC_SEQ_CST,
-                                __ATOMIC_SEQ_CST);
 }
 
 uint64_t aq_context_estimate(const struct aq_share *share) {

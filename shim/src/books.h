@@ -6,6 +6,7 @@
 #define ALIQUOT_BOOKS_H
 
 #include "abi.h"
+#include "hot.h"
 #include "records.h"
 #include "share.h"
 
@@ -90,6 +91,11 @@ uint64_t aq_headroom(const struct aq_share *share);
  * processes. Waits a little. 0: someone else has it. Whoever is stopped or dies with it loses it. */
 uint64_t aq_overdraft_take(struct aq_share *share);
 void aq_overdraft_give(struct aq_share *share, uint64_t right);
+
+/* CLOCK_MONOTONIC, coarse. */
+uint64_t aq_now_ns(void);
+/* Before another attempt: longer for higher slots. Keeps errno. */
+AQ_RARE void aq_pause_after(int attempt, const struct aq_share *share, const struct aq_slot *slot);
 
 /* What a context counts until it is measured. */
 uint64_t aq_context_estimate(const struct aq_share *share);

@@ -10,50 +10,19 @@
  */
 #include "pools.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "books.h"
 #include "capture.h"
-#include "contexts.h"
 #include "hooks.h"
+#include "pool_book.h"
 #include "state.h"
 
-enum { CHUNK = 64, CHUNKS = 256, SPINS = 200, NEAR = 32 };
+enum { SPINS = 200, NEAR = 32 };
 
 #define GRAIN      512ULL
 #define LEAST_STEP (2ULL << 20)
 #define USUAL_STEP (32ULL << 20) /* CUDA pools have been seen to grow by this */
-
-enum kind { DEVICE_POOL, GRAPH_POOL, DESTROYED_POOL };
-
-struct aq_pool {
-  CUmemoryPool handle;
-  struct aq_share *share; /* NULL: nobody pays */
-  uint32_t number;
-  CUdevice device; /* of graph memory */
-  uint32_t trims;
-  enum kind kind;
-  unsigned char locked;
-  bool step_is_known; /* the pool has been seen not to grow by less */
-  uint64_t used;      /* live sizes, and those being asked for */
-  uint64_t charged;   /* bytes of its record: what was reserved at the newest reading */
-  uint64_t announced; /* by calls in progress, beyond that */
-  uint64_t tickets;   /* drawn */
-  uint64_t newest;    /* whose reading was the last to count */
-  uint64_t threshold;
-  uint64_t step; /* by which it grows; 0: not seen to grow yet */
-  struct aq_pool *next_free;
-};
-
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct aq_pool *chunks[CHUNKS];
-static uint32_t pool_count; /* numbers 1 .. pool_count have been given out */
-static struct aq_pool *free_pools;
-static struct aq_pool *current[AQ_MAX_DEVICES];
-static struct aq_pool *graphs[AQ_MAX_DEVICES];
 
 static inline uint64_t round_up(uint64_t bytes, uint64_t step) {
   return bytes > UINT64_MAX - step ? UINT64_MAX & ~(step - 1) : (bytes + step - 1) & ~(step - 1);
@@ -67,62 +36,6 @@ static void lock(struct aq_pool *pool) {
 
 static void unlock(struct aq_pool *pool) {
   __atomic_store_n(&pool->locked, 0, __ATOMIC_RELEASE);
-}
-
-static struct aq_pool *numbered(uint32_t number) {
-  struct aq_pool *chunk = __atomic_load_n(&chunks[(number - 1) / CHUNK], __ATOMIC_ACQUIRE);
-  return &chunk[(number - 1) % CHUNK];
-}
-
-/* Under the table's lock. */
-static struct aq_pool *fresh(void) {
-  struct aq_pool *pool = free_pools;
-  if (pool) {
-    free_pools = pool->next_free;
-    return pool;
-  }
-  if (pool_count == CHUNK * CHUNKS)
-    return NULL;
-  struct aq_pool **chunk = &chunks[pool_count / CHUNK];
-  if (!*chunk) {
-    void *pages =
-        mmap(NULL, CHUNK * sizeof(*pool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED)
-      return NULL;
-    __atomic_store_n(chunk, pages, __ATOMIC_RELEASE);
-  }
-  pool = &(*chunk)[pool_count % CHUNK];
-  pool->number = ++pool_count;
-  return pool;
-}
-
-AQ_RARE static void retire(struct aq_pool *pool) {
-  uint32_t number = pool->number;
-  struct aq_freed reserve;
-  if (pool->share && aq_free_begin(AQ_RESERVE, number, &reserve))
-    aq_free_end(&reserve, true);
-  pthread_mutex_lock(&table_lock);
-  *pool = (struct aq_pool){.number = number, .next_free = free_pools};
-  free_pools = pool;
-  pthread_mutex_unlock(&table_lock);
-}
-
-static struct aq_pool *make(enum kind kind, CUmemoryPool handle, struct aq_share *share, CUdevice device) {
-  pthread_mutex_lock(&table_lock);
-  struct aq_pool *pool = fresh();
-  if (pool) {
-    uint32_t number = pool->number;
-    *pool =
-        (struct aq_pool){.number = number, .handle = handle, .share = share, .device = device, .kind = kind};
-  }
-  pthread_mutex_unlock(&table_lock);
-  if (!pool || !share)
-    return pool;
-  struct aq_record reserve = {.thing = AQ_RESERVE, .key = pool->number, .share = (uint8_t)share->index};
-  if (aq_note(&reserve))
-    return pool;
-  retire(pool);
-  return NULL;
 }
 
 /* --- what the driver says --- */
@@ -139,7 +52,7 @@ static bool read_reserved(const struct aq_pool *pool, uint64_t *bytes) {
   return result == CUDA_SUCCESS;
 }
 
-static void trim(struct aq_pool *pool) {
+void aq_pool_trim(struct aq_pool *pool) {
   struct aq_own_calls calls = aq_own_calls_begin();
   if (pool->kind == DEVICE_POOL && AQ_REAL(cuMemPoolTrimTo))
     AQ_REAL(cuMemPoolTrimTo)(pool->handle, 0);
@@ -330,7 +243,7 @@ AQ_RARE static bool settle_growth(const struct aq_pool_ask *ask) {
   if (ask->reserved && after > before)
     learn_step(pool, ask->bytes, after - before);
   if (!fits) { /* unused room, of no use to this allocation, may make up for it */
-    trim(pool);
+    aq_pool_trim(pool);
     aq_pool_refresh(pool);
     fits = !aq_is_over(pool->share, ask->right ? 0 : __atomic_load_n(&pool->announced, __ATOMIC_ACQUIRE));
   }
@@ -354,180 +267,19 @@ bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
 
 void aq_pool_undone(const struct aq_pool_ask *ask) {
   forget_use(ask);
-  trim(ask->pool);
+  aq_pool_trim(ask->pool);
   aq_pool_refresh(ask->pool);
   aq_overdraft_give(ask->pool->share, ask->right);
 }
 
 void aq_pool_freed(uint32_t number, uint64_t bytes, bool at_once) {
-  struct aq_pool *pool = numbered(number);
+  struct aq_pool *pool = aq_pool_numbered(number);
   uint64_t used = __atomic_sub_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
   if (pool->kind == DESTROYED_POOL) {
     /* The driver gives its memory back at the latest with the last pointer. */
     if (used == 0)
-      retire(pool);
+      aq_pool_retire(pool);
   } else if (at_once) {
     aq_pool_refresh(pool);
   }
-}
-
-/* --- which pools there are --- */
-
-struct aq_pool *aq_pool_find(CUmemoryPool handle) {
-  struct aq_record record;
-  return aq_records_find(AQ_POOL, (uintptr_t)handle, &record) ? numbered(record.number) : NULL;
-}
-
-struct aq_share *aq_pool_payer(const struct aq_pool *pool) {
-  return pool->share;
-}
-
-struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
-  struct aq_pool *pool = aq_pool_find(handle);
-  if (pool)
-    return pool;
-  pool = make(DEVICE_POOL, handle, share, 0);
-  struct aq_record record = {.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool ? pool->number : 0};
-  if (pool && !aq_note(&record)) {
-    retire(pool);
-    pool = NULL;
-  }
-  if (pool)
-    aq_pool_refresh(pool);
-  return pool;
-}
-
-struct aq_pool *aq_pool_learn_located(CUmemoryPool handle, const CUmemLocation *location,
-                                      CUmemAllocationType type) {
-  CUdevice device = aq_location_device(location);
-  struct aq_here here;
-  struct aq_share *share = device >= 0 ? aq_device_share(device) : NULL;
-  /* Managed memory counts wherever it is; for a pool of no place, where the program is at work. */
-  if (!share && type == CU_MEM_ALLOCATION_TYPE_MANAGED)
-    share = aq_here(&here) == CUDA_SUCCESS ? here.share : aq_device_share(0);
-  return aq_pool_learn(handle, share);
-}
-
-struct aq_pool *aq_pool_current(CUdevice device) {
-  struct aq_pool *pool = __atomic_load_n(&current[device], __ATOMIC_ACQUIRE);
-  CUmemoryPool handle = NULL;
-  if (pool || !AQ_REAL(cuDeviceGetMemPool))
-    return pool;
-  struct aq_own_calls calls = aq_own_calls_begin();
-  CUresult result = AQ_REAL(cuDeviceGetMemPool)(&handle, device);
-  aq_own_calls_end(&calls);
-  if (result != CUDA_SUCCESS || !handle)
-    return NULL;
-  pool = aq_pool_learn(handle, aq_device_share(device));
-  __atomic_store_n(&current[device], pool, __ATOMIC_RELEASE);
-  return pool;
-}
-
-void aq_pool_forget_current(void) {
-  for (int device = 0; device < AQ_MAX_DEVICES; device++)
-    __atomic_store_n(&current[device], NULL, __ATOMIC_RELEASE);
-}
-
-struct aq_pool *aq_pool_of_graphs(CUdevice device) {
-  struct aq_pool *pool = __atomic_load_n(&graphs[device], __ATOMIC_ACQUIRE);
-  struct aq_pool *other = NULL;
-  if (pool || !aq_device_share(device))
-    return pool;
-  pool = make(GRAPH_POOL, NULL, aq_device_share(device), device);
-  if (pool && !__atomic_compare_exchange_n(&graphs[device], &other, pool, false, __ATOMIC_SEQ_CST,
-                                           __ATOMIC_SEQ_CST)) {
-    retire(pool);
-    pool = other;
-  }
-  return pool;
-}
-
-CUdevice aq_pool_device(const struct aq_pool *pool) {
-  return pool->device;
-}
-
-uint32_t aq_pool_trims(const struct aq_pool *pool) {
-  return __atomic_load_n(&pool->trims, __ATOMIC_SEQ_CST);
-}
-
-void aq_pool_trimmed(struct aq_pool *pool) {
-  __atomic_add_fetch(&pool->trims, 1, __ATOMIC_SEQ_CST);
-  aq_pool_refresh(pool);
-}
-
-void aq_pool_set_threshold(struct aq_pool *pool, uint64_t bytes) {
-  __atomic_store_n(&pool->threshold, bytes, __ATOMIC_RELAXED);
-}
-
-struct aq_pool *aq_pool_destroy_begin(CUmemoryPool handle) {
-  struct aq_freed freed;
-  aq_pool_forget_current();
-  if (!aq_free_begin(AQ_POOL, (uintptr_t)handle, &freed))
-    return NULL;
-  struct aq_pool *pool = numbered(freed.record.number);
-  if (pool->share && __atomic_load_n(&pool->used, __ATOMIC_ACQUIRE) < pool->charged) {
-    trim(pool); /* it cannot be asked any more afterwards */
-    aq_pool_refresh(pool);
-  }
-  return pool;
-}
-
-void aq_pool_destroy_end(struct aq_pool *pool, CUmemoryPool handle, bool done) {
-  aq_pool_forget_current();
-  if (!done) {
-    struct aq_record record = {.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool->number};
-    aq_note(&record);
-    return;
-  }
-  pool->kind = DESTROYED_POOL;
-  if (!pool->share || __atomic_load_n(&pool->used, __ATOMIC_SEQ_CST) == 0)
-    retire(pool);
-}
-
-/* --- all pools --- */
-
-static bool holds_more_than_it_uses(const struct aq_pool *pool) {
-  uint64_t used = __atomic_load_n(&pool->used, __ATOMIC_RELAXED);
-  uint64_t charged = __atomic_load_n(&pool->charged, __ATOMIC_RELAXED);
-  return pool->share && pool->kind == DEVICE_POOL && charged > used &&
-         charged > __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED);
-}
-
-void aq_pools_synchronised(void) {
-  uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
-  for (uint32_t number = 1; number <= count; number++)
-    if (holds_more_than_it_uses(numbered(number)))
-      aq_pool_refresh(numbered(number));
-}
-
-void aq_pools_refresh(void) {
-  uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
-  for (uint32_t number = 1; number <= count; number++)
-    if (numbered(number)->charged > 0)
-      aq_pool_refresh(numbered(number));
-}
-
-void aq_pools_reclaim(struct aq_share *share) {
-  uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
-  for (uint32_t number = 1; number <= count; number++) {
-    struct aq_pool *pool = numbered(number);
-    if (pool->share != share || pool->kind == DESTROYED_POOL || pool->charged == 0)
-      continue;
-    if (pool->kind == DEVICE_POOL && pool->charged <= pool->used)
-      continue;
-    trim(pool);
-    aq_pool_refresh(pool);
-  }
-}
-
-void aq_pools_reset(void) {
-  for (int i = 0; i < CHUNKS; i++)
-    if (chunks[i])
-      munmap(chunks[i], CHUNK * sizeof(*chunks[i]));
-  memset(chunks, 0, sizeof(chunks));
-  memset(current, 0, sizeof(current));
-  memset(graphs, 0, sizeof(graphs));
-  pool_count = 0;
-  free_pools = NULL;
-  table_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

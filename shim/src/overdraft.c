@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The right to risk passing the limit: one word of the ledger, with a value that was never there
+ * before. Nobody waits long for it, and whoever stands still with it loses it.
+ */
+#include "books.h"
+#include "slot.h"
+
+enum { ATTEMPTS = 16 };
+
+#define ABANDONED_NS 200000000ULL
+
+/* One right, seen again after so long, is that of a process that stands still. */
+static bool is_abandoned(uint64_t right) {
+  static uint64_t seen;
+  static uint64_t seen_since_ns;
+  uint64_t now = aq_now_ns();
+  if (__atomic_load_n(&seen, __ATOMIC_RELAXED) == right)
+    return now - __atomic_load_n(&seen_since_ns, __ATOMIC_RELAXED) > ABANDONED_NS;
+  __atomic_store_n(&seen_since_ns, now, __ATOMIC_RELAXED);
+  __atomic_store_n(&seen, right, __ATOMIC_RELAXED);
+  return false;
+}
+
+uint64_t aq_overdraft_take(struct aq_share *share) {
+  static uint64_t counter;
+  struct aq_slot *slot = aq_slot_own(share);
+  if (!slot)
+    return 0;
+  uint64_t place = (uint64_t)(slot - share->ledger->slot);
+  uint64_t right = __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED) * AQ_SLOTS + place;
+  for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+    uint64_t holder = 0;
+    if (__atomic_compare_exchange_n(&share->ledger->overdraft, &holder, right, false, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST))
+      return right;
+    if (is_abandoned(holder) && __atomic_compare_exchange_n(&share->ledger->overdraft, &holder, right, false,
+                                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+      return right;
+    aq_pause_after(1, share, slot);
+  }
+  return 0;
+}
+
+void aq_overdraft_give(struct aq_share *share, uint64_t right) {
+  if (right)
+    __atomic_compare_exchange_n(&share->ledger->overdraft, &right, 0, false, __ATOMIC_SEQ_CST,
+                                __ATOMIC_SEQ_CST);
+}

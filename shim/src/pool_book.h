@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What pools.c and pool_table.c know of a pool.
+ */
+#ifndef ALIQUOT_POOL_BOOK_H
+#define ALIQUOT_POOL_BOOK_H
+
+#include "pools.h"
+
+enum aq_pool_kind { DEVICE_POOL, GRAPH_POOL, DESTROYED_POOL };
+
+struct aq_pool {
+  CUmemoryPool handle;
+  struct aq_share *share; /* NULL: nobody pays */
+  uint32_t number;
+  CUdevice device; /* of graph memory */
+  uint32_t trims;
+  enum aq_pool_kind kind;
+  unsigned char locked;
+  bool step_is_known; /* the pool has been seen not to grow by less */
+  uint64_t used;      /* live sizes, and those being asked for */
+  uint64_t charged;   /* bytes of its record: what was reserved at the newest reading */
+  uint64_t announced; /* by calls in progress, beyond that */
+  uint64_t tickets;   /* drawn */
+  uint64_t newest;    /* whose reading was the last to count */
+  uint64_t threshold;
+  uint64_t step; /* by which it grows; 0: not seen to grow yet */
+  struct aq_pool *next_free;
+};
+
+/* One that was given out. */
+struct aq_pool *aq_pool_numbered(uint32_t number);
+
+/* Its charge is given back, and its number can be used again. */
+AQ_RARE void aq_pool_retire(struct aq_pool *pool);
+
+/* Asks the driver to take back what it does not use. */
+void aq_pool_trim(struct aq_pool *pool);
+
+#endif
