@@ -31,6 +31,18 @@ from tests.webhook_cluster.test_claims import ask, template
 REPLICAS: Final = int(os.environ.get("ALIQUOT_BENCH_REPLICAS", "1000"))
 CREATES: Final = int(os.environ.get("ALIQUOT_BENCH_CREATES", "200"))
 DEADLINE_S: Final = 600
+USUAL: Final[dict[str, object]] = {
+    "template_grace_s": 3600,
+    "api_request_limit_s": 60,
+    "clock_skew_s": 30,
+    "reservation_s": 60,
+    "collect_interval_s": 60,
+    "budget_interval_s": 10,
+    "in_flight_s": 90,
+    "stale_after_s": 300,
+    "stale_interval_s": 60,
+}
+"""The defaults, instead of what tests can wait for."""
 NOBODY: Final = {"schedulerName": "nobody"}
 
 
@@ -44,7 +56,8 @@ class Bench:
         """Creations of a Deployment's pods that failed (its controller tries again), by namespace."""
 
     def namespace(self, name: str, labels: Mapping[str, str]) -> str:
-        """A namespace, ready for pods."""
+        """A namespace, ready for pods; its name is made unique."""
+        name = f"{name}-{os.getpid()}"
         self.cluster.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}}
         )
@@ -332,9 +345,7 @@ def main() -> None:
         a_cluster() as cluster,
     ):
         folder = Path(name)
-        installation = Installation(
-            cluster, folder, template_grace_s=3600, api_request_limit_s=60, clock_skew_s=30
-        )
+        installation = Installation(cluster, folder, **USUAL)
         cluster.apply(gpu_slice("node-1", sizes_mib=[23034, 23034], product="NVIDIA L4"))
         try:
             installation.install()
