@@ -22,7 +22,6 @@ call that reads the claim: two calls for one claim must not pass each other.
 
 import datetime
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -47,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 30.0
 """Kubelet gives a call 45 s, and takes 80 s to come back after one that failed."""
-_TURNS: Final = 4
-"""Prepares that write files at the same time; those that wait for something let others pass."""
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
 
@@ -125,8 +122,6 @@ class Claims:
         self._locks = locks
         self._context_estimate_bytes = context_estimate_bytes
         self._refused = refused
-        # In a burst all would end late if they took turns line by line; so some go through at a time.
-        self._turns = threading.Semaphore(_TURNS)
         self._patience_s = patience_s
         self._step = step
 
@@ -154,8 +149,7 @@ class Claims:
             entry = self._checkpoints.load(ref.uid)
             claim = self._fetch(ref, deadline=deadline, known=entry is not None)
             try:
-                with self._turns:
-                    return self._prepare(ref, claim, entry, deadline=deadline)
+                return self._prepare(ref, claim, entry, deadline=deadline)
             except Refused as error:
                 self._refused(ref, claim, str(error))
                 raise
@@ -330,7 +324,7 @@ class Claims:
                 if time.monotonic() + _LONGEST_RETRY_S > deadline:
                     raise Refused(problem)
                 logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
-                self._pause()
+                time.sleep(_LONGEST_RETRY_S / 2)
 
     def _in_the_way(
         self,
@@ -414,15 +408,7 @@ class Claims:
                 if time.monotonic() + _LONGEST_RETRY_S > deadline:
                     raise
                 logger.warning("waiting for GPU access", extra={"problem": str(error)})
-            self._pause()
-
-    def _pause(self) -> None:
-        """Waits before the next try, out of others' way."""
-        self._turns.release()
-        try:
             time.sleep(_LONGEST_RETRY_S / 2)
-        finally:
-            self._turns.acquire()
 
     def _base_ids_now(self, devices: set[str]) -> dict[str, str]:
         gpus = self._gpus.by_device()
