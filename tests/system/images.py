@@ -213,9 +213,8 @@ def _client(name: str) -> Path:
 
 def _static_client(name: str) -> Path:
     """The same as a static program, with the driver in it: no preload reaches that."""
-    others = ("nvml", "tool")
-    objects = [path for path in (BUILD / "sim/obj").glob("*.o") if not path.name.startswith(others)]
-    return _compile("gcc", name, f"{name}-static", "-static", "-pthread", *objects)
+    driver = f"-Wl,--whole-archive,{BUILD / 'sim/libcuda.a'},--no-whole-archive"
+    return _compile("gcc", name, f"{name}-static", "-static", "-pthread", driver)
 
 
 def _musl_client(name: str) -> dict[str, Content]:
