@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools in several threads at once: one record for each pool, whoever sees it first, and none for long."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from shim.tests import shares
+from shim.tests.conftest import Clients
+from shim.tests.sandbox import MIB, Sandbox
+from shim.tests.test_shim_families import walk
+
+LIMIT: Final = 2048 * MIB
+
+
+@pytest.fixture
+def share(node: Sandbox) -> Path:
+    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+
+
+@pytest.mark.parametrize(("way", "times"), [("first", 8), ("switched", 1), ("destroyed", 2)])
+def test_books_are_the_drivers_own_after_a_race(
+    node: Sandbox, share: Path, clients: Clients, way: str, times: int
+) -> None:
+    for _ in range(times):
+        steps, differences = walk(node, clients.linked("pools"), way, share=share)
+        assert steps == [f"{way}: 0"]
+        assert differences == []
