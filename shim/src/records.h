@@ -23,7 +23,7 @@ enum aq_thing {
   AQ_POOL,    /* pool handle: its number; not charged */
   AQ_RESERVE, /* by number: what a pool has reserved */
   AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */
-  AQ_LIMIT,   /* context, and which of its limits; `number`: its first value, in steps of 512 */
+  AQ_LIMIT,   /* context, and which of its limits; `number`: its first value */
   AQ_CODE,    /* module or library; counted as code */
   AQ_GREEN,   /* green context: its device; `context`, if it has one */
   AQ_ALIAS,   /* context of a green one: that of whose device has its memory, `context` */

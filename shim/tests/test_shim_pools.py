@@ -19,11 +19,12 @@ def share(node: Sandbox) -> Path:
     return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
 
 
-@pytest.mark.parametrize(("way", "times"), [("first", 8), ("switched", 1), ("destroyed", 2)])
+@pytest.mark.parametrize(("way", "times"), [("first", 8), ("switched", 1), ("destroyed", 2), ("code", 1)])
 def test_books_are_the_drivers_own_after_a_race(
     node: Sandbox, share: Path, clients: Clients, way: str, times: int
 ) -> None:
     for _ in range(times):
         steps, differences = walk(node, clients.linked("pools"), way, share=share)
         assert steps == [f"{way}: 0"]
-        assert differences == []
+        if way != "code":  # which counts on its own
+            assert differences == []
