@@ -81,6 +81,8 @@ static void drop(uint32_t number) {
     return;
   if (aq_free_begin(AQ_MEMORY, number, &freed))
     aq_free_end(&freed, true);
+  if (memory.bytes > 0)
+    return;
   while (aq_records_find_of(AQ_BINDING, binder(number), &binding)) /* it was a multicast object */
     if (aq_free_begin(AQ_BINDING, binding.key, &freed))
       drop(freed.record.number);
