@@ -44,6 +44,11 @@ struct aq_record {
 bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
                      struct aq_record *record, uint64_t *generation);
 
+/* The same for one of its holders: one that others hold as well stays, with a count less. `*record`: what
+ * it was before. */
+bool aq_records_let_go(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
+                       struct aq_record *record, uint64_t *generation);
+
 /* A copy of a record. False if there is none. */
 bool aq_records_find(enum aq_thing thing, uint64_t key, struct aq_record *record);
 
