@@ -142,15 +142,15 @@ AQ_RARE static bool refused(struct aq_share *share) {
 }
 
 /* The one place where a share is asked for more bytes. */
-static inline bool announce(struct aq_share *share, uint64_t bytes, uint64_t *generation) {
+static inline bool announce(struct aq_share *share, enum word word, uint64_t bytes, uint64_t *generation) {
   uint64_t limit = aq_share_limit(share);
   if (bytes > limit || bytes > SANE_BYTES)
     return refused(share);
   struct aq_slot *slot = aq_slot_own(share);
   *generation = aq_word(&share->generation);
-  if (slot && try_announce(share, slot, &slot->used_bytes, bytes, limit))
+  if (slot && try_announce(share, slot, word_of(slot, word), bytes, limit))
     return true;
-  return announce_slowly(share, USED, bytes, generation) || refused(share);
+  return announce_slowly(share, word, bytes, generation) || refused(share);
 }
 
 /* Nothing is taken from a slot that was swept meanwhile: it never held the bytes. */
@@ -164,7 +164,7 @@ static void give_back(struct aq_share *share, uint64_t bytes, uint64_t generatio
 
 bool aq_reserve(struct aq_share *share, uint64_t bytes, struct aq_charge *charge) {
   *charge = (struct aq_charge){share, 0, bytes};
-  return announce(share, bytes, &charge->generation);
+  return announce(share, USED, bytes, &charge->generation);
 }
 
 /* Enters bytes of a record whose charge was made for a slot that we no longer have. */
@@ -181,7 +181,7 @@ bool aq_reserve_exactly(struct aq_charge *charge, uint64_t bytes) {
     charge->bytes = bytes;
     return true;
   }
-  if (!announce(charge->share, bytes - charge->bytes, &generation))
+  if (!announce(charge->share, USED, bytes - charge->bytes, &generation))
     return false;
   if (generation != charge->generation) /* the first part went with the old slot */
     enter_anew(charge->share, charge->bytes);
@@ -292,9 +292,8 @@ void aq_context_cancel(struct aq_share *share) {
 
 bool aq_code_reserve(struct aq_share *share, uint64_t bytes) {
   uint64_t generation;
-  if (bytes > aq_share_limit(share) || bytes > SANE_BYTES ||
-      !announce_slowly(share, CODE, bytes, &generation))
-    return refused(share);
+  if (!announce(share, CODE, bytes, &generation))
+    return false;
   __atomic_add_fetch(&share->code_bytes, bytes, __ATOMIC_SEQ_CST);
   return true;
 }
@@ -359,6 +358,8 @@ bool aq_is_full(struct aq_share *share) {
   if (limit == UINT64_MAX || sum_of(share) < limit)
     return false;
   aq_slot_sweep(share);
+  if (aq_reclaim)
+    aq_reclaim(share);
   return sum_of(share) >= limit && !refused(share);
 }
 

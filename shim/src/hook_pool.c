@@ -83,7 +83,8 @@ AQ_RARE static CUresult undo(const struct way *way, const struct aq_pool_ask *as
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult allocate(const struct way *way, struct aq_pool *pool, CUdeviceptr *dptr, size_t bytes) {
+static CUresult allocate(const struct way *way, struct aq_pool *pool, unsigned choices, CUdeviceptr *dptr,
+                         size_t bytes) {
   struct aq_pool_ask ask;
   CUdeviceptr pointer = 0;
   if (!aq_pool_enter(pool, bytes, &ask))
@@ -95,6 +96,8 @@ static CUresult allocate(const struct way *way, struct aq_pool *pool, CUdevicept
     aq_pool_cancel(&ask);
     return result;
   }
+  if (choices != aq_pool_choices())
+    aq_pools_refresh();
   if (!aq_pool_leave(&ask, pointer))
     return undo(way, &ask, pointer);
   *dptr = pointer;
@@ -112,12 +115,13 @@ static CUresult take(const struct way *way, CUdeviceptr *dptr, size_t bytes) {
   }
   if (!aq_is_ready())
     return CUDA_ERROR_NOT_INITIALIZED;
+  unsigned choices = aq_pool_choices();
   CUresult result = find_pool(way, &pool);
   if (result != CUDA_SUCCESS)
     return result;
   if (!pool || !aq_pool_payer(pool))
     return ask_driver(way, dptr, bytes);
-  return allocate(way, pool, dptr, bytes);
+  return allocate(way, pool, choices, dptr, bytes);
 }
 
 AQ_HOT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
@@ -248,11 +252,17 @@ CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAlloc
   return named_by_place(AQ_REAL(cuMemGetMemPool)(pool, location, type), pool, location, type);
 }
 
+/* What other threads took of the new one without knowing is found now, or by them. */
+static void chosen(void) {
+  aq_pool_forget_current();
+  aq_pools_refresh();
+}
+
 CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   if (!AQ_REAL(cuDeviceSetMemPool))
     return CUDA_ERROR_NOT_SUPPORTED;
   CUresult result = AQ_REAL(cuDeviceSetMemPool)(dev, pool);
-  aq_pool_forget_current();
+  chosen();
   return result;
 }
 
@@ -260,7 +270,7 @@ CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUme
   if (!AQ_REAL(cuMemSetMemPool))
     return CUDA_ERROR_NOT_SUPPORTED;
   CUresult result = AQ_REAL(cuMemSetMemPool)(location, type, pool);
-  aq_pool_forget_current();
+  chosen();
   return result;
 }
 

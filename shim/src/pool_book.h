@@ -7,16 +7,19 @@
 
 #include "pools.h"
 
-enum aq_pool_kind { DEVICE_POOL, GRAPH_POOL, DESTROYED_POOL };
+/* LEAVING_POOL: it is being destroyed, its handle must not be used any more. */
+enum aq_pool_kind { NO_POOL, DEVICE_POOL, GRAPH_POOL, LEAVING_POOL, DESTROYED_POOL };
 
 struct aq_pool {
+  uint32_t number;
+  unsigned held; /* by threads that rely on its handle */
+  unsigned char locked;
+  /* The rest is of the pool that has the number now. */
   CUmemoryPool handle;
   struct aq_share *share; /* NULL: nobody pays */
-  uint32_t number;
-  CUdevice device; /* of graph memory */
+  CUdevice device;        /* of graph memory */
   uint32_t trims;
   enum aq_pool_kind kind;
-  unsigned char locked;
   bool step_is_known; /* the pool has been seen not to grow by less */
   uint64_t used;      /* live sizes, and those being asked for */
   uint64_t charged;   /* bytes of its record: what was reserved at the newest reading */
@@ -31,7 +34,7 @@ struct aq_pool {
 /* One that was given out. */
 struct aq_pool *aq_pool_numbered(uint32_t number);
 
-/* Its charge is given back, and its number can be used again. */
+/* A destroyed one's charge is given back, and its number can be used again. Once, whoever is last. */
 AQ_RARE void aq_pool_retire(struct aq_pool *pool);
 
 /* Asks the driver to take back what it does not use. */

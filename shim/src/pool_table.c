@@ -4,6 +4,8 @@
  * device, and each device's graph memory. Pools keep their place; numbers are used again.
  */
 #include <pthread.h>
+#include <sched.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -21,6 +23,7 @@ static struct aq_pool *chunks[CHUNKS];
 static uint32_t pool_count; /* numbers 1 .. pool_count have been given out */
 static struct aq_pool *free_pools;
 static struct aq_pool *current[AQ_MAX_DEVICES];
+static unsigned choices; /* how often the program may have chosen another one */
 static struct aq_pool *graphs[AQ_MAX_DEVICES];
 
 struct aq_pool *aq_pool_numbered(uint32_t number) {
@@ -46,38 +49,53 @@ static struct aq_pool *fresh(void) {
     __atomic_store_n(chunk, pages, __ATOMIC_RELEASE);
   }
   pool = &(*chunk)[pool_count % CHUNK];
-  pool->number = ++pool_count;
+  pool->number = pool_count + 1;
+  __atomic_store_n(&pool_count, pool->number, __ATOMIC_RELEASE);
   return pool;
 }
 
+/* All but what threads that still look at it may change. */
+static void clear(struct aq_pool *pool) {
+  size_t kept = offsetof(struct aq_pool, handle);
+  memset((char *)pool + kept, 0, sizeof(*pool) - kept);
+}
+
+/* Under the table's lock. */
+static void put_back(struct aq_pool *pool) {
+  clear(pool);
+  pool->next_free = free_pools;
+  free_pools = pool;
+}
+
 void aq_pool_retire(struct aq_pool *pool) {
-  uint32_t number = pool->number;
+  enum aq_pool_kind kind = DESTROYED_POOL;
   struct aq_freed reserve;
-  if (pool->share && aq_free_begin(AQ_RESERVE, number, &reserve))
+  if (!__atomic_compare_exchange_n(&pool->kind, &kind, NO_POOL, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    return;
+  if (pool->share && aq_free_begin(AQ_RESERVE, pool->number, &reserve))
     aq_free_end(&reserve, true);
   pthread_mutex_lock(&table_lock);
-  *pool = (struct aq_pool){.number = number, .next_free = free_pools};
-  free_pools = pool;
+  put_back(pool);
   pthread_mutex_unlock(&table_lock);
 }
 
+/* Under the table's lock. */
 static struct aq_pool *make(enum aq_pool_kind kind, CUmemoryPool handle, struct aq_share *share,
                             CUdevice device) {
-  pthread_mutex_lock(&table_lock);
   struct aq_pool *pool = fresh();
-  if (pool) {
-    uint32_t number = pool->number;
-    *pool =
-        (struct aq_pool){.number = number, .handle = handle, .share = share, .device = device, .kind = kind};
+  if (!pool)
+    return NULL;
+  clear(pool);
+  pool->handle = handle;
+  pool->share = share;
+  pool->device = device;
+  if (share && !aq_note(&(struct aq_record){
+                   .thing = AQ_RESERVE, .key = pool->number, .share = (uint8_t)share->index})) {
+    put_back(pool);
+    return NULL;
   }
-  pthread_mutex_unlock(&table_lock);
-  if (!pool || !share)
-    return pool;
-  struct aq_record reserve = {.thing = AQ_RESERVE, .key = pool->number, .share = (uint8_t)share->index};
-  if (aq_note(&reserve))
-    return pool;
-  aq_pool_retire(pool);
-  return NULL;
+  __atomic_store_n(&pool->kind, kind, __ATOMIC_RELEASE);
+  return pool;
 }
 
 struct aq_pool *aq_pool_find(CUmemoryPool handle) {
@@ -93,11 +111,17 @@ struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
   struct aq_pool *pool = aq_pool_find(handle);
   if (pool)
     return pool;
-  pool = make(DEVICE_POOL, handle, share, 0);
-  struct aq_record record = {.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool ? pool->number : 0};
-  if (pool && !aq_note(&record)) {
+  pthread_mutex_lock(&table_lock);
+  pool = aq_pool_find(handle); /* another thread was first */
+  bool made = !pool && (pool = make(DEVICE_POOL, handle, share, 0));
+  bool named =
+      !made ||
+      aq_note(&(struct aq_record){.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool->number});
+  pthread_mutex_unlock(&table_lock);
+  if (!named) {
+    __atomic_store_n(&pool->kind, DESTROYED_POOL, __ATOMIC_SEQ_CST);
     aq_pool_retire(pool);
-    pool = NULL;
+    return NULL;
   }
   if (pool)
     aq_pool_refresh(pool);
@@ -117,6 +141,7 @@ struct aq_pool *aq_pool_learn_located(CUmemoryPool handle, const CUmemLocation *
 
 struct aq_pool *aq_pool_current(CUdevice device) {
   struct aq_pool *pool = __atomic_load_n(&current[device], __ATOMIC_ACQUIRE);
+  unsigned before = aq_pool_choices();
   CUmemoryPool handle = NULL;
   if (pool || !AQ_REAL(cuDeviceGetMemPool))
     return pool;
@@ -126,26 +151,35 @@ struct aq_pool *aq_pool_current(CUdevice device) {
   if (result != CUDA_SUCCESS || !handle)
     return NULL;
   pool = aq_pool_learn(handle, aq_device_share(device));
-  __atomic_store_n(&current[device], pool, __ATOMIC_RELEASE);
+  pthread_mutex_lock(&table_lock);
+  if (before == choices) /* what the driver said still holds */
+    __atomic_store_n(&current[device], pool, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&table_lock);
   return pool;
 }
 
 void aq_pool_forget_current(void) {
+  pthread_mutex_lock(&table_lock);
+  __atomic_store_n(&choices, choices + 1, __ATOMIC_SEQ_CST);
   for (int device = 0; device < AQ_MAX_DEVICES; device++)
     __atomic_store_n(&current[device], NULL, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&table_lock);
+}
+
+unsigned aq_pool_choices(void) {
+  return __atomic_load_n(&choices, __ATOMIC_SEQ_CST);
 }
 
 struct aq_pool *aq_pool_of_graphs(CUdevice device) {
   struct aq_pool *pool = __atomic_load_n(&graphs[device], __ATOMIC_ACQUIRE);
-  struct aq_pool *other = NULL;
   if (pool || !aq_device_share(device))
     return pool;
-  pool = make(GRAPH_POOL, NULL, aq_device_share(device), device);
-  if (pool && !__atomic_compare_exchange_n(&graphs[device], &other, pool, false, __ATOMIC_SEQ_CST,
-                                           __ATOMIC_SEQ_CST)) {
-    aq_pool_retire(pool);
-    pool = other;
-  }
+  pthread_mutex_lock(&table_lock);
+  pool = graphs[device];
+  if (!pool)
+    pool = make(GRAPH_POOL, NULL, aq_device_share(device), device);
+  __atomic_store_n(&graphs[device], pool, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&table_lock);
   return pool;
 }
 
@@ -166,6 +200,14 @@ void aq_pool_set_threshold(struct aq_pool *pool, uint64_t bytes) {
   __atomic_store_n(&pool->threshold, bytes, __ATOMIC_RELAXED);
 }
 
+/* Until it is destroyed, or stays after all, other threads leave its handle alone; those that are asking
+ * the driver about it are waited for. */
+static void send_away(struct aq_pool *pool) {
+  __atomic_store_n(&pool->kind, LEAVING_POOL, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&pool->held, __ATOMIC_SEQ_CST) > 0)
+    sched_yield();
+}
+
 struct aq_pool *aq_pool_destroy_begin(CUmemoryPool handle) {
   struct aq_freed freed;
   aq_pool_forget_current();
@@ -176,17 +218,19 @@ struct aq_pool *aq_pool_destroy_begin(CUmemoryPool handle) {
     aq_pool_trim(pool); /* it cannot be asked any more afterwards */
     aq_pool_refresh(pool);
   }
+  send_away(pool);
   return pool;
 }
 
 void aq_pool_destroy_end(struct aq_pool *pool, CUmemoryPool handle, bool done) {
   aq_pool_forget_current();
   if (!done) {
+    __atomic_store_n(&pool->kind, DEVICE_POOL, __ATOMIC_SEQ_CST);
     struct aq_record record = {.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool->number};
     aq_note(&record);
     return;
   }
-  pool->kind = DESTROYED_POOL;
+  __atomic_store_n(&pool->kind, DESTROYED_POOL, __ATOMIC_SEQ_CST);
   if (!pool->share || __atomic_load_n(&pool->used, __ATOMIC_SEQ_CST) == 0)
     aq_pool_retire(pool);
 }
@@ -210,15 +254,14 @@ void aq_pools_synchronised(void) {
 void aq_pools_refresh(void) {
   uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
   for (uint32_t number = 1; number <= count; number++)
-    if (aq_pool_numbered(number)->charged > 0)
-      aq_pool_refresh(aq_pool_numbered(number));
+    aq_pool_refresh(aq_pool_numbered(number));
 }
 
 void aq_pools_reclaim(struct aq_share *share) {
   uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
   for (uint32_t number = 1; number <= count; number++) {
     struct aq_pool *pool = aq_pool_numbered(number);
-    if (pool->share != share || pool->kind == DESTROYED_POOL || pool->charged == 0)
+    if (pool->share != share || pool->charged == 0)
       continue;
     if (pool->kind == DEVICE_POOL && pool->charged <= pool->used)
       continue;

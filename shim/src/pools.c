@@ -38,6 +38,20 @@ static void unlock(struct aq_pool *pool) {
   __atomic_store_n(&pool->locked, 0, __ATOMIC_RELEASE);
 }
 
+/* Its handle is good until let_go. False: it is being destroyed, or has been. */
+static bool hold(struct aq_pool *pool) {
+  __atomic_add_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
+  enum aq_pool_kind kind = __atomic_load_n(&pool->kind, __ATOMIC_SEQ_CST);
+  if (kind == DEVICE_POOL || kind == GRAPH_POOL)
+    return true;
+  __atomic_sub_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
+  return false;
+}
+
+static void let_go(struct aq_pool *pool) {
+  __atomic_sub_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
+}
+
 /* --- what the driver says --- */
 
 static bool read_reserved(const struct aq_pool *pool, uint64_t *bytes) {
@@ -53,6 +67,8 @@ static bool read_reserved(const struct aq_pool *pool, uint64_t *bytes) {
 }
 
 void aq_pool_trim(struct aq_pool *pool) {
+  if (!hold(pool))
+    return;
   struct aq_own_calls calls = aq_own_calls_begin();
   if (pool->kind == DEVICE_POOL && AQ_REAL(cuMemPoolTrimTo))
     AQ_REAL(cuMemPoolTrimTo)(pool->handle, 0);
@@ -60,6 +76,7 @@ void aq_pool_trim(struct aq_pool *pool) {
     AQ_REAL(cuDeviceGraphMemTrim)(pool->device);
   __atomic_add_fetch(&pool->trims, 1, __ATOMIC_SEQ_CST);
   aq_own_calls_end(&calls);
+  let_go(pool);
 }
 
 /* --- the charge --- */
@@ -94,7 +111,8 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
 static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool strictly) {
   uint64_t reserved = 0;
   uint64_t ticket = __atomic_add_fetch(&pool->tickets, 1, __ATOMIC_SEQ_CST);
-  bool known = read_reserved(pool, &reserved);
+  bool held = hold(pool);
+  bool known = held && pool->share && read_reserved(pool, &reserved);
   bool fits = true;
   lock(pool);
   pool->announced -= announced->bytes;
@@ -102,14 +120,17 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool stric
     pool->newest = ticket;
     fits = charge_reading(pool, announced, reserved, strictly);
   }
-  aq_cancel(announced);
+  if (announced->bytes)
+    aq_cancel(announced);
   unlock(pool);
+  if (held)
+    let_go(pool);
   return fits;
 }
 
 void aq_pool_refresh(struct aq_pool *pool) {
   struct aq_charge nothing = {pool->share, 0, 0};
-  if (pool->share && pool->kind != DESTROYED_POOL)
+  if (pool->share)
     settle(pool, &nothing, true);
 }
 
@@ -275,7 +296,7 @@ void aq_pool_undone(const struct aq_pool_ask *ask) {
 void aq_pool_freed(uint32_t number, uint64_t bytes, bool at_once) {
   struct aq_pool *pool = aq_pool_numbered(number);
   uint64_t used = __atomic_sub_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
-  if (pool->kind == DESTROYED_POOL) {
+  if (__atomic_load_n(&pool->kind, __ATOMIC_SEQ_CST) == DESTROYED_POOL) {
     /* The driver gives its memory back at the latest with the last pointer. */
     if (used == 0)
       aq_pool_retire(pool);

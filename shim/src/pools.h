@@ -17,8 +17,10 @@ struct aq_pool;
 
 /* The pool that cuMemAllocAsync on `device` takes from now. NULL: the driver has none. */
 struct aq_pool *aq_pool_current(CUdevice device);
-/* The program may have chosen another one. */
+/* The program may have chosen another one. What was taken meanwhile may be that one's: whoever finds
+ * another number of choices afterwards than before re-reads all pools. */
 void aq_pool_forget_current(void);
+unsigned aq_pool_choices(void);
 
 /* The pool of a handle. NULL: not seen before. */
 struct aq_pool *aq_pool_find(CUmemoryPool handle);
@@ -72,7 +74,7 @@ void aq_pool_destroy_end(struct aq_pool *pool, CUmemoryPool handle, bool done);
 void aq_pools_synchronised(void);
 /* Before a refusal: trims the share's pools and re-reads them. */
 void aq_pools_reclaim(struct aq_share *share);
-/* All of them, e.g. after a reset of the device. */
+/* All of them, e.g. after a reset of the device, or when it is not sure which of them has grown. */
 void aq_pools_refresh(void);
 
 /* In a forked child. */

@@ -106,8 +106,9 @@ AQ_RARE static bool grow(struct shard *shard) {
   return true;
 }
 
-bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
-                     struct aq_record *record, uint64_t *generation) {
+/* `one`: of its holders, if it has several. */
+static inline bool take(const struct aq_share *shares, enum aq_thing thing, uint64_t key, bool one,
+                        struct aq_record *record, uint64_t *generation) {
   uint64_t hash = hash_of(thing, key);
   struct shard *shard = shard_of(hash);
   lock(shard);
@@ -115,11 +116,25 @@ bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_
   if (found) {
     *record = *found;
     *generation = shares[found->share].generation;
+  }
+  if (found && one && found->count > 1) {
+    found->count--;
+  } else if (found) {
     shard->total[found->share] -= charged(found);
     erase(shard, (uint32_t)(found - shard->records));
   }
   unlock(shard);
   return found != NULL;
+}
+
+bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
+                     struct aq_record *record, uint64_t *generation) {
+  return take(shares, thing, key, false, record, generation);
+}
+
+bool aq_records_let_go(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
+                       struct aq_record *record, uint64_t *generation) {
+  return take(shares, thing, key, true, record, generation);
 }
 
 bool aq_records_find(enum aq_thing thing, uint64_t key, struct aq_record *record) {

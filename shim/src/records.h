@@ -23,7 +23,7 @@ enum aq_thing {
   AQ_POOL,    /* pool handle: its number; not charged */
   AQ_RESERVE, /* by number: what a pool has reserved */
   AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */
-  AQ_LIMIT,   /* context, and which of its limits; `number`: its first value, in steps of 512 */
+  AQ_LIMIT,   /* context, and which of its limits; `number`: its first value */
   AQ_CODE,    /* module or library; counted as code */
   AQ_GREEN,   /* green context: its device; `context`, if it has one */
   AQ_ALIAS,   /* context of a green one: that of whose device has its memory, `context` */
@@ -43,6 +43,11 @@ struct aq_record {
  * instant: the bytes are to be given back to this one only. */
 bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
                      struct aq_record *record, uint64_t *generation);
+
+/* The same for one of its holders: one that others hold as well stays, with a count less. `*record`: what
+ * it was before. */
+bool aq_records_let_go(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
+                       struct aq_record *record, uint64_t *generation);
 
 /* A copy of a record. False if there is none. */
 bool aq_records_find(enum aq_thing thing, uint64_t key, struct aq_record *record);

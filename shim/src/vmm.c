@@ -81,6 +81,8 @@ static void drop(uint32_t number) {
     return;
   if (aq_free_begin(AQ_MEMORY, number, &freed))
     aq_free_end(&freed, true);
+  if (memory.bytes > 0)
+    return;
   while (aq_records_find_of(AQ_BINDING, binder(number), &binding)) /* it was a multicast object */
     if (aq_free_begin(AQ_BINDING, binding.key, &freed))
       drop(freed.record.number);
@@ -119,26 +121,27 @@ void aq_vmm_drop(uint32_t number) {
 
 /* --- handles --- */
 
+/* The handle's value stays valid while it has other references, and others may use it meanwhile. */
 bool aq_vmm_release_begin(CUmemGenericAllocationHandle handle, struct aq_freed *freed) {
-  return aq_free_begin(AQ_HANDLE, handle, freed);
+  return aq_records_let_go(aq_shares, AQ_HANDLE, handle, &freed->record, &freed->generation);
 }
 
-/* One reference less; the handle's value stays valid while it has others. */
-AQ_RARE static void release_shared(struct aq_freed freed) {
-  pthread_mutex_lock(&mutex);
-  freed.record.count--;
-  if (freed.record.count > 0)
-    aq_free_end(&freed, false);
-  drop(freed.record.number);
-  pthread_mutex_unlock(&mutex);
-  aq_vmm_settle_exports();
+AQ_RARE static void keep_reference(CUmemGenericAllocationHandle handle) {
+  struct aq_record record;
+  uint64_t generation;
+  aq_records_change(aq_shares, AQ_HANDLE, handle, 0, 1, &record, &generation);
 }
 
 void aq_vmm_release_end(const struct aq_freed *freed, bool done) {
-  if (!done || (freed->record.number == 0 && freed->record.count == 1))
+  const struct aq_record *record = &freed->record;
+  if (!done && record->count > 1)
+    keep_reference(record->key);
+  else if (!done || (record->number == 0 && record->count == 1))
     aq_free_end(freed, done);
   else
-    release_shared(*freed);
+    aq_vmm_drop(record->number);
+  if (done && record->number)
+    aq_vmm_settle_exports();
 }
 
 bool aq_vmm_repeat_handle(CUmemGenericAllocationHandle handle) {
