@@ -145,6 +145,10 @@ class ShareFiles:
         os.close(self._ledger_fd)
         os.close(self._quota_fd)
 
+    def removed(self) -> bool:
+        """Whether these files have no name any more."""
+        return os.fstat(self._quota_fd).st_nlink == 0
+
     def __enter__(self) -> "ShareFiles":
         return self
 

@@ -75,7 +75,7 @@ class Scene:
             limit_bytes=limit,
             holders=holders,
             found=found,
-            pod=lambda: pod,
+            pod=lambda _: pod,
         )
 
 
