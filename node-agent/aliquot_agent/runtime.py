@@ -96,7 +96,7 @@ class Agent:
             changed=self._changed,
             complain=self._events.node,
         )
-        locks = Locks(directory=settings.plugin_dir)
+        locks = self._locks = Locks(directory=settings.plugin_dir)
         checkpoints = Checkpoints(directory=settings.checkpoint_dir, alone=locks.alone)
         library = Library(source=settings.library, state_dir=settings.state_dir)
         self._store = Store(
@@ -260,7 +260,7 @@ class Agent:
         if self._leading or not self._leadership.take(wait=False):
             return
         logger.info("leading: this agent publishes, watches and reports")
-        self._store.clear()
+        self._store.clear(self._locks.of)
         self._config.read()
         self._discovery.look()
         for part in self._led:

@@ -86,10 +86,12 @@ def remove(path: Path, *, step: Step = no_step) -> None:
     step("share: removed")
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Deletes what `create` and `remove` left behind where their process died."""
-    for leftover in directory.glob(".*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+def discard(path: Path) -> None:
+    """Deletes a temporary file or directory that a writer left behind where it died."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def busy(path: Path) -> bool:

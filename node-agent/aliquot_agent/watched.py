@@ -58,7 +58,7 @@ class WatchedShare:
 
     @property
     def removed(self) -> bool:
-        """Whether its files were removed: what is at their path now is another share's, or this one's anew."""
+        """Whether its files were removed: what is at their path now was made anew."""
         return self._files.removed()
 
     def beat(self, now_ns: int) -> None:

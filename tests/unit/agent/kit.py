@@ -199,7 +199,7 @@ class Node:
             step=step,
         )
         claims.start()
-        store.clear()
+        store.clear(locks.of)
         return claims
 
     def attributes(self) -> Mapping[str, Mapping[str, Attribute]]:

@@ -601,3 +601,24 @@ def test_prepares_that_wait_let_others_pass(node: Node) -> None:
         assert not any(job.done() for job in jobs)
         node.write_base_spec()
         assert all(job.result(timeout=30) for job in jobs)
+
+
+def test_an_agent_that_takes_over_removes_nothing_that_is_being_made(node: Node) -> None:
+    takes_over = True
+
+    def take_over(_: str) -> None:
+        if takes_over:
+            node.claims()  # the next agent, which clears up as it starts to lead
+
+    claims = node.claims(step=take_over)
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    others = node.cdi_dir / "spec.4711.tmp"  # as the CDI library of another driver makes them
+    others.touch()
+    (device,) = claims.prepare(ref)
+    with sharedir.ShareFiles(path=node.claims_dir / ref.uid / device.share) as opened:
+        assert opened.quota().memory_limit_bytes == 8000 * 1024**2
+    takes_over = False
+    claims.unprepare(ref.uid)
+    assert others.exists()
+    others.unlink()
+    assert node.leftovers() == []
