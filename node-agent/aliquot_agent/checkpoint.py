@@ -131,7 +131,9 @@ class Checkpoints:
 
     def save(self, claim: PreparedClaim) -> None:
         """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
-        files.write_atomic(self._path(claim.uid), encode(claim), mode=0o600, step=self._step)
+        path = self._path(claim.uid)
+        files.write_atomic(path, encode(claim), mode=0o600, step=self._step)
+        self._cache[path.name] = (_signature(path.stat()), claim)
         with self._mutex:
             self._index[claim.uid] = claim
             self._writes += 1

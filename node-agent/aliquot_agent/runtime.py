@@ -300,17 +300,17 @@ class Agent:
         held_bytes = max(0, self._outside.withheld_bytes(gpu.uuid) - policy.reserve_bytes)
         return devices.offered_bytes(gpu, policy=policy, withheld_bytes=held_bytes)
 
-    def _attributes(self) -> Mapping[str, Mapping[str, devices.Attribute]]:
-        """What the slice says of each device: also for metadata files."""
-        return {
-            name: devices.build(
-                gpu,
-                policy=self._hardware.policy_of(gpu),
-                place=devices.pci_place(gpu.pci_bus_id),
-                memory_bytes=devices.LEAST_BYTES,
-            )["attributes"]
-            for name, gpu in self._hardware.by_device().items()
-        }
+    def _attributes(self, device: str) -> Mapping[str, devices.Attribute]:
+        """What the slice says of a device: also for metadata files. Nothing of one that is not there."""
+        gpu = self._hardware.by_device().get(device)
+        if gpu is None:
+            return {}
+        return devices.build(
+            gpu,
+            policy=self._hardware.policy_of(gpu),
+            place=devices.pci_place(gpu.pci_bus_id),
+            memory_bytes=devices.LEAST_BYTES,
+        )["attributes"]
 
     def _device_health(self) -> list[DeviceHealth]:
         conditions = self._health.conditions()

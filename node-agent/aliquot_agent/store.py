@@ -5,7 +5,7 @@ Callers hold the claim's lock. The order of writes is told in `claims`.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,7 @@ class Store:
         checkpoints: Checkpoints,
         library: Library,
         boot_id: str,
-        attributes: Callable[[], Mapping[str, Attributes]],
+        attributes: Callable[[str], Attributes],
         step: files.Step = files.no_step,
     ) -> None:
         self._claims_dir = claims_dir
@@ -138,7 +138,7 @@ class Store:
         for request in sorted({share.request for share in entry.shares}):
             path = self.claim_dir(entry.uid) / metadata.file_name(request)
             if not path.exists():
-                data = metadata.encode(entry, request, attributes=self._attributes())
+                data = metadata.encode(entry, request, attributes=self._attributes)
                 files.write_atomic(path, data, step=self._step)
 
 

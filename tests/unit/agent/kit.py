@@ -139,6 +139,8 @@ class Node:
     patience_s: float = 0.0
     refusals: list[str] = field(default_factory=list)
     locks_dir: Path | None = None
+    described: list[str] = field(default_factory=list)
+    """Devices whose attributes were looked up."""
 
     def __post_init__(self) -> None:
         self.library.write_bytes(b"\x7fELF library")
@@ -202,9 +204,11 @@ class Node:
         store.clear(locks.of)
         return claims
 
-    def attributes(self) -> Mapping[str, Mapping[str, Attribute]]:
-        """What the slice says of each device."""
-        return {name: {"uuid": {"string": gpu.uuid}} for name, gpu in self.gpus.by_device().items()}
+    def attributes(self, device: str) -> Mapping[str, Attribute]:
+        """What the slice says of a device."""
+        self.described.append(device)
+        gpu = self.gpus.by_device().get(device)
+        return {} if gpu is None else {"uuid": {"string": gpu.uuid}}
 
     @property
     def libraries(self) -> Library:

@@ -622,3 +622,11 @@ def test_an_agent_that_takes_over_removes_nothing_that_is_being_made(node: Node)
     assert others.exists()
     others.unlink()
     assert node.leftovers() == []
+
+
+def test_only_the_gpus_of_a_claim_are_described(node: Node) -> None:
+    node.gpus.gpus = [make_gpu(number) for number in range(8)]
+    node.write_base_spec()
+    gpu = node.gpus.gpus[3]
+    node.claims().prepare(node.server.add(make_claim(result(gpu))))
+    assert node.described == [device_name(gpu.uuid)]
