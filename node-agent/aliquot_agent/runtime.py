@@ -107,6 +107,7 @@ class Agent:
             boot_id=boot_id,
             attributes=self._attributes,
         )
+        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
         self._claims = Claims(
             node=node,
             boot_id=boot_id,
@@ -122,6 +123,7 @@ class Agent:
             locks=locks,
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
+            privileged=self._pods.privileged,
         )
         self._health = HealthWatch(
             gpus=self._hardware,
@@ -135,7 +137,6 @@ class Agent:
         self._health_service = HealthService(devices=self._device_health)
         self._publisher = Publisher(api=kube, node=node, devices=self._devices, readiness=self._readiness)
         self._outside = Outside(quiet_s=settings.outside_quiet_s)
-        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
         claims_on = processes.disk_of(settings.claims_dir.resolve())
         executioner = Executioner()
         enforcer = Enforcer(killer=executioner, api=kube, events=self._events, policy=self._config.policy)
