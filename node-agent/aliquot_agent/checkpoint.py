@@ -115,7 +115,7 @@ class Checkpoints:
         alone: Callable[[], bool] = lambda: False,
         step: files.Step = files.no_step,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._alone = alone
         self._step = step
         self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
@@ -127,15 +127,13 @@ class Checkpoints:
 
     def start(self) -> None:
         """Makes the directory."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def clear(self) -> None:
-        """Removes what a killed writer left; only while no other agent writes."""
-        files.remove_temporaries(self._directory)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def save(self, claim: PreparedClaim) -> None:
         """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
-        files.write_atomic(self._path(claim.uid), encode(claim), mode=0o600, step=self._step)
+        path = self._path(claim.uid)
+        files.write_atomic(path, encode(claim), mode=0o600, step=self._step)
+        self._cache[path.name] = (_signature(path.stat()), claim)
         with self._mutex:
             self._index[claim.uid] = claim
             self._writes += 1
@@ -151,6 +149,7 @@ class Checkpoints:
         files.remove(path, step=self._step)
         with self._mutex:
             self._index.pop(uid, None)
+            self._cache.pop(path.name, None)
             self._writes += 1
 
     def load(self, uid: str) -> PreparedClaim | None:
@@ -168,12 +167,17 @@ class Checkpoints:
                 return tuple(self._index.values())
             writes = self._writes
         found: dict[str, PreparedClaim] = {}
-        with os.scandir(self._directory) as entries:
+        names = set()
+        with os.scandir(self.directory) as entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
-                    claim = self._known(entry) or self._read(self._directory / entry.name)
+                    names.add(entry.name)
+                    claim = self._known(entry) or self._read(self.directory / entry.name)
                     if claim is not None:
                         found[claim.uid] = claim
+        for name in list(self._cache):
+            if name not in names:  # another agent removed it
+                self._cache.pop(name, None)
         with self._mutex:
             if writes == self._writes:  # else what was found may lack what was written meanwhile
                 self._index, self._read_at_s, self._read_alone = dict(found), now_s, alone
@@ -182,14 +186,14 @@ class Checkpoints:
     def peek(self) -> tuple[PreparedClaim, ...]:
         """All claims that can be read; touches nothing, for who is not the agent."""
         claims = []
-        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
+        for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
             with suppress(OSError, UnreadableCheckpoint):
                 claims.append(decode(path.read_bytes(), uid=path.stem))
         return tuple(claims)
 
     def all_set_aside(self) -> set[str]:
         """UIDs of the claims whose checkpoint could not be read."""
-        return {path.name.partition(".")[0] for path in self._directory.glob(f"*{_SUFFIX}{CORRUPT}")}
+        return {path.name.partition(".")[0] for path in self.directory.glob(f"*{_SUFFIX}{CORRUPT}")}
 
     def set_aside(self, uid: str) -> bool:
         """Whether a claim had a checkpoint that could not be read."""
@@ -206,7 +210,7 @@ class Checkpoints:
     def _path(self, uid: str) -> Path:
         if not _UID.fullmatch(uid):
             raise ValueError(f"claim UID {uid!r} cannot be a file name")
-        return self._directory / f"{uid}{_SUFFIX}"
+        return self.directory / f"{uid}{_SUFFIX}"
 
     def _read(self, path: Path) -> PreparedClaim | None:
         try:

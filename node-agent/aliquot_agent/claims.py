@@ -34,11 +34,12 @@ from aliquot_agent.allocation import Result
 from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.devices import CORES, shareable_bytes
-from aliquot_agent.errors import ApiError, NotOurs, Refused
+from aliquot_agent.errors import Refused
 from aliquot_agent.hardware import LeftOut
 from aliquot_agent.locks import Lock, Locks
 from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
+from aliquot_agent.reader import ClaimSource, Privileged, Reader, same
 from aliquot_agent.store import Store
 from aliquot_api.config import Sharing
 
@@ -46,15 +47,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 30.0
 """Kubelet gives a call 45 s, and takes 80 s to come back after one that failed."""
-_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 2.0
-
-
-class ClaimSource(Protocol):
-    """Where claims are read (kube.Kube)."""
-
-    def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
-        """A ResourceClaim; raises ApiError."""
 
 
 class Gpus(Protocol):
@@ -109,12 +102,13 @@ class Claims:
         locks: Locks,
         context_estimate_bytes: int,
         refused: Callable[[ClaimRef, Mapping[str, Any] | None, str], None] = lambda *_: None,
+        privileged: Privileged = lambda *_: "",
         patience_s: float = _PATIENCE_S,
         step: files.Step = files.no_step,
     ) -> None:
         self._node = node
         self._boot_id = boot_id
-        self._source = source
+        self._reader = Reader(source=source, privileged=privileged)
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._base = base
@@ -147,7 +141,7 @@ class Claims:
         deadline = time.monotonic() + self._patience_s
         with self._lock(ref.uid):
             entry = self._checkpoints.load(ref.uid)
-            claim = self._fetch(ref, deadline=deadline, known=entry is not None)
+            claim = self._reader.claim(ref.namespace, ref.name, deadline=deadline, known=entry is not None)
             try:
                 return self._prepare(ref, claim, entry, deadline=deadline)
             except Refused as error:
@@ -160,7 +154,7 @@ class Claims:
         fresh = False
         if claim is not None:
             results = allocation.own_results(claim, uid=ref.uid, node=self._node)
-            if entry is not None and not _same(entry, results):
+            if entry is not None and not same(entry, results):
                 logger.warning("claim was allocated anew, old shares go", extra={"claim_uid": ref.uid})
                 self._store.remove(ref.uid)
                 entry = None
@@ -169,7 +163,7 @@ class Claims:
             if entry is None:
                 entry = self._reserve(ref, claim, results, deadline=deadline)
         else:
-            assert entry is not None  # only then does _fetch answer None
+            assert entry is not None  # only then is there no claim
             base_ids = self._base_ids({share.device for share in entry.shares}, deadline=deadline)
         entry = self._store.ensure(entry, fresh=fresh)
         return tuple(self._answer(entry, share, base_ids[share.device]) for share in entry.shares)
@@ -201,7 +195,7 @@ class Claims:
         if not lock.acquire(blocking=False):  # it is being prepared or unprepared right now
             return False
         try:
-            if not self._gone(claim) or self._in_use(claim):
+            if not self._reader.gone(claim, node=self._node) or self._in_use(claim):
                 return False
             self._store.remove(claim.uid)
             logger.info("released claim that is gone", extra={"claim_uid": claim.uid, "claim": claim.name})
@@ -264,23 +258,6 @@ class Claims:
     def _lock(self, name: str) -> Lock:
         return self._locks.of(name)
 
-    def _fetch(self, ref: ClaimRef, *, deadline: float, known: bool) -> dict[str, Any] | None:
-        """The claim; None when the server is away and the checkpoint can answer instead."""
-        delay = _RETRY_S
-        while True:
-            try:
-                return self._source.get_claim(ref.namespace, ref.name)
-            except ApiError as error:
-                if error.status == 404:
-                    raise Refused(f"there is no claim {ref.namespace}/{ref.name}") from error
-                if known and error.transient:
-                    return None
-                if not error.transient or time.monotonic() + delay > deadline:
-                    raise Refused(f"claim {ref.namespace}/{ref.name} cannot be read: {error}") from error
-                logger.warning("reading claim again", extra={"claim_uid": ref.uid, "error": str(error)})
-            time.sleep(delay)
-            delay = min(2 * delay, _LONGEST_RETRY_S)
-
     def _reserve(
         self, ref: ClaimRef, claim: Mapping[str, Any], results: Sequence[Result], *, deadline: float
     ) -> PreparedClaim:
@@ -294,6 +271,8 @@ class Claims:
             if (left_out := self._gpus.not_ours(gpu)) is not None:
                 raise Refused(f"GPU {gpu.uuid} is not given to new claims: {left_out.message}")
         shares = tuple(self._share(result, gpus) for result in results)
+        if not all(share.whole for share in shares):
+            self._reader.refuse_privileged(claim, deadline=deadline)
         entry = PreparedClaim(
             uid=ref.uid,
             namespace=ref.namespace,
@@ -305,13 +284,23 @@ class Claims:
             pod_claim=allocation.pod_claim_name(claim),
         )
         devices = sorted({share.device for share in shares})
+        policies = {device: self._gpus.policy_of(gpus[device]) for device in devices}
+        # What is physically there: a reserve that was raised since must not strand what was allocated.
+        physical = {
+            device: fit.Room(shareable_bytes(gpus[device], reserve_bytes=0), policy.shares)
+            for device, policy in policies.items()
+        }
+        nominal_bytes = {
+            device: shareable_bytes(gpus[device], reserve_bytes=policy.reserve_bytes)
+            for device, policy in policies.items()
+        }
         while True:
             with ExitStack() as locks:
                 for device in devices:
                     locks.enter_context(self._lock(f"gpu {device}"))
                 others = fit.sharers(self._checkpoints.all(), devices=devices, but=ref.uid)
-                problem = self._misfit(devices, gpus, shares, others)
-                grown = self._in_the_way(devices, gpus, shares, others)
+                problem = fit.first_misfit(physical, wanted=shares, others=others)
+                grown = resize.growth_in_the_way(nominal_bytes, wanted=shares, others=others)
                 if problem is None and not grown:
                     self._checkpoints.save(entry)
                     return entry
@@ -326,26 +315,6 @@ class Claims:
                 logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
                 time.sleep(_LONGEST_RETRY_S / 2)
 
-    def _in_the_way(
-        self,
-        devices: Sequence[str],
-        gpus: Mapping[str, Gpu],
-        shares: Sequence[PreparedShare],
-        others: Sequence[PreparedClaim],
-    ) -> list[tuple[PreparedClaim, PreparedShare]]:
-        """Whose growth beyond its claim must end for `shares`: what the scheduler allocated comes first."""
-        found = []
-        for device in devices:
-            gpu = gpus[device]
-            nominal_bytes = shareable_bytes(gpu, reserve_bytes=self._gpus.policy_of(gpu).reserve_bytes)
-            room = fit.Room(memory_bytes=nominal_bytes, shares=0)
-            missing_bytes = fit.missing_bytes(device, room=room, wanted=shares, others=others)
-            if missing_bytes:
-                here = [(claim, share) for claim in others for share in claim.shares]
-                grown = [each for each in here if each[1].device == device and each[1].grant_bytes]
-                found += resize.in_the_way(grown, missing_bytes)
-        return found
-
     def _take_back(self, grown: Sequence[tuple[PreparedClaim, PreparedShare]]) -> bool:
         """Withdraws growth; whether any of it is free already, since no quota held it yet."""
         freed = False
@@ -353,22 +322,6 @@ class Claims:
             after = self.change_share(claim.uid, share.share, resize.withdrawn, wait=False)
             freed |= after is not None and after.grant_bytes < share.grant_bytes
         return freed
-
-    def _misfit(
-        self,
-        devices: Sequence[str],
-        gpus: Mapping[str, Gpu],
-        shares: Sequence[PreparedShare],
-        others: Sequence[PreparedClaim],
-    ) -> str | None:
-        for device in devices:
-            # What is physically there: a reserve that was raised since must not strand what was allocated.
-            memory_bytes = shareable_bytes(gpus[device], reserve_bytes=0)
-            room = fit.Room(memory_bytes=memory_bytes, shares=self._gpus.policy_of(gpus[device]).shares)
-            problem = fit.misfit(device, room=room, wanted=shares, others=others)
-            if problem is not None:
-                return problem
-        return None
 
     def _share(self, result: Result, gpus: Mapping[str, Gpu]) -> PreparedShare:
         gpu = gpus[result.device]
@@ -420,18 +373,6 @@ class Claims:
             ids[device] = self._base.find(gpu_uuid=gpu.uuid, index=gpu.index, minor=gpu.minor)
         return ids
 
-    def _gone(self, claim: PreparedClaim) -> bool:
-        try:
-            current = self._source.get_claim(claim.namespace, claim.name)
-            results = allocation.own_results(current, uid=claim.uid, node=self._node)
-        except ApiError as error:
-            return error.status == 404
-        except NotOurs:
-            return True
-        except Refused:  # written for another version of us; whoever holds it may be running
-            return False
-        return not _same(claim, results)
-
     def _in_use(self, claim: PreparedClaim) -> bool:
         for share in claim.shares:
             if share.whole:
@@ -450,12 +391,3 @@ class Claims:
             share=share.share,
             cdi_ids=(base_id, cdi.device_id(entry.uid, share.share)),
         )
-
-
-def _same(entry: PreparedClaim, results: Sequence[Result]) -> bool:
-    """Whether the checkpoint is of this very allocation."""
-
-    def key(of: PreparedShare | Result) -> tuple[str | int, ...]:
-        return (of.share, of.request, of.device, of.memory_bytes, of.cores_percent, of.shares)
-
-    return sorted(map(key, entry.shares)) == sorted(map(key, results))

@@ -74,8 +74,9 @@ class ConfigWatch:
         """Takes what was understood last, before anything else begins."""
         try:
             document = json.loads(self._kept.read_text())
-            labels, text = dict(document["labels"]), str(document["text"])
-            self._policy = nodeconfig.decode(text).resolve(node=self._node, labels=labels, base=self._base)
+            text, self._labels = str(document["text"]), dict(document["labels"])
+            config = nodeconfig.decode(text)
+            self._policy = config.resolve(node=self._node, labels=self._labels, base=self._base)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -101,14 +102,19 @@ class ConfigWatch:
 
     def read(self) -> None:
         """Takes the ConfigMap as it is now, if the server answers: so that the first slice is right."""
+        config_map: dict[str, Any] | None = None
         try:
             self._labels = dict(self._api.get_node(self._node)["metadata"].get("labels") or {})
-            self._take(self._api.get_config_map(self._namespace, NAME))
+        except ApiError as error:  # also 404: a node that is gone says nothing about its configuration
+            logger.warning("node cannot be read", extra={"error": str(error)})
+            return
+        try:
+            config_map = self._api.get_config_map(self._namespace, NAME)
         except ApiError as error:
-            if error.status == 404:
-                self._take(None)
-            else:
+            if error.status != 404:
                 logger.warning("node configuration cannot be read", extra={"error": str(error)})
+                return
+        self._take(config_map)
 
     def _follow(self) -> None:
         self.read()

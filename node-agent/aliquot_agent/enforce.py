@@ -133,7 +133,7 @@ class Enforcer:
         limit_bytes: int,
         holders: Sequence[Holder],
         found: Books,
-        pod: Callable[[], Pod | None],
+        pod: Callable[[Sequence[Holder]], Pod | None],
     ) -> bool:
         """Notes one look at a share and acts when it is due; whether the share is above its quota."""
         policy = self._policy()
@@ -152,7 +152,7 @@ class Enforcer:
         )
         if share.growth is Growth.LEAVING and wanted is OverQuota.WARN:
             wanted = OverQuota.KILL  # the memory is another claim's: it was given on this condition
-        whose = pod()
+        whose = pod(blamed)
         if wanted is OverQuota.WARN:
             self._warn(record, whose)
         elif wanted is OverQuota.EVICT and whose is not None:
@@ -187,6 +187,7 @@ class Enforcer:
             try:
                 self._evictions.put_nowait(_Eviction(pod, record.message))
             except queue.Full:
+                self._asked.discard(pod.uid)
                 logger.warning("eviction dropped, the offender is killed all the same")
             self._loop.poke()
 

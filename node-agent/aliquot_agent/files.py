@@ -48,9 +48,3 @@ def sync(path: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def remove_temporaries(directory: Path) -> None:
-    """Removes what writers that died left behind."""
-    for leftover in directory.glob(f"*{TEMPORARY}"):
-        leftover.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether shares fit on a GPU together: the node's own check of what the scheduler decided. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
@@ -40,13 +40,21 @@ def misfit(
     return None
 
 
+def first_misfit(
+    rooms: Mapping[str, Room], *, wanted: Collection[PreparedShare], others: Collection[PreparedClaim]
+) -> str | None:
+    """Why `wanted` does not fit on one of the devices in `rooms`; None when it does."""
+    found = (misfit(device, room=room, wanted=wanted, others=others) for device, room in rooms.items())
+    return next((problem for problem in found if problem is not None), None)
+
+
 def missing_bytes(
-    device: str, *, room: Room, wanted: Iterable[PreparedShare], others: Iterable[PreparedClaim]
+    device: str, *, memory_bytes: int, wanted: Iterable[PreparedShare], others: Iterable[PreparedClaim]
 ) -> int:
     """How much memory `wanted` lacks on `device` beside what `others` hold there; 0 when it has room."""
     held = [*(share for claim in others for share in claim.shares), *wanted]
     taken = sum(share.taken_bytes for share in held if share.device == device)
-    return max(0, taken - room.memory_bytes)
+    return max(0, taken - memory_bytes)
 
 
 def held_whole(claims: Iterable[PreparedClaim]) -> dict[str, int]:

@@ -2,8 +2,8 @@
 """Carries out live resizes, growth beyond what a claim consumed among them, in steps that survive any kill:
 
 1. the grant is recorded in the checkpoint, which takes it off the published capacity;
-2. the lowered capacity is on the server, and a settle time has passed: what the scheduler had decided before
-   is written by then;
+2. the lowered capacity is on the server, and stays there for a settle time: what the scheduler had decided
+   before is written by then;
 3. every claim that is allocated is counted: where all fit beside the grant, it goes into the checkpoint's
    limit, and from there into the quota; else it is dropped.
 
@@ -281,10 +281,11 @@ class Grower:
         if wanted != share.taken_bytes:  # wished anew meanwhile: from the start
             self._claims.change_share(claim.uid, share.share, resize.dropped, wait=False)
             return _pending(wanted)
+        if not self._is_lowered(share):  # yet, or any more: a write that was on its way may come late
+            state.lowered_at_s = None
+            self._publish()
+            return _pending(wanted)
         if state.lowered_at_s is None:
-            if not self._is_lowered(share):
-                self._publish()
-                return _pending(wanted)
             state.lowered_at_s = now_s
         if now_s - state.lowered_at_s < self._settle_s:
             return _pending(wanted)

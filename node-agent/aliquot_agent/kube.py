@@ -78,6 +78,10 @@ class Kube:
         answer = self._call("GET", _PODS, query={"fieldSelector": f"spec.nodeName={node}"})
         return list(answer.get("items") or []), str(answer["metadata"]["resourceVersion"])
 
+    def get_pod(self, namespace: str, name: str) -> Object:
+        """A Pod."""
+        return self._call("GET", f"{_namespace(namespace)}/pods/{quote(name)}")
+
     def pod_watch(self, node: str) -> "Watch":
         """A watch on the pods of a node."""
         return Watch(api_client=self._client, path=_PODS, selector=f"spec.nodeName={node}")

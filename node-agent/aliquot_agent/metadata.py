@@ -6,7 +6,7 @@ take the first that they know. Amounts are not in the KEP's format, so they come
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
@@ -33,8 +33,8 @@ def container_path(claim: PreparedClaim, request: str) -> str:
     return f"{_ROOT}/{kind}/{name}/{request}/{DRIVER}-metadata.json"
 
 
-def encode(claim: PreparedClaim, request: str, *, attributes: Mapping[str, Attributes]) -> bytes:
-    """The file of one request; `attributes` are what the slice says, by device name."""
+def encode(claim: PreparedClaim, request: str, *, attributes: Callable[[str], Attributes]) -> bytes:
+    """The file of one request; `attributes` answers what the slice says of a device."""
     shares = [share for share in claim.shares if share.request == request]
     body: dict[str, Any] = {
         "metadata": {
@@ -52,7 +52,7 @@ def encode(claim: PreparedClaim, request: str, *, attributes: Mapping[str, Attri
 
 
 def _devices(
-    shares: Iterable[PreparedShare], attributes: Mapping[str, Attributes]
+    shares: Iterable[PreparedShare], attributes: Callable[[str], Attributes]
 ) -> Iterable[dict[str, Any]]:
     for share in shares:
         ours: dict[str, Attribute] = {
@@ -64,5 +64,5 @@ def _devices(
             "driver": DRIVER,
             "pool": share.pool,
             "name": share.device,
-            "attributes": {**attributes.get(share.device, {"uuid": {"string": share.gpu_uuid}}), **ours},
+            "attributes": {"uuid": {"string": share.gpu_uuid}, **attributes(share.device), **ours},
         }

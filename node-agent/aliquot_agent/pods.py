@@ -52,6 +52,8 @@ class Pod:
     """By container ID, as the runtime's own (64 hexadecimal digits); of all containers."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """Name of the ResourceClaim by name of the pod's entry."""
+    privileged: str = ""
+    """Name of a container that is privileged."""
 
     def holds(self, claim: PreparedClaim) -> bool:
         """Whether the pod holds this claim."""
@@ -99,7 +101,16 @@ def digest(pod: Mapping[str, Any]) -> Pod | None:
         containers=containers,
         container_names=ids,
         claims={entry: name for entry, name in claims.items() if name},
+        privileged=privileged_container(pod),
     )
+
+
+def privileged_container(pod: Mapping[str, Any]) -> str:
+    """Name of the first container of a pod that is privileged; empty: none is."""
+    for container in (each for key in _LISTS for each in (pod.get("spec") or {}).get(key) or []):
+        if (container.get("securityContext") or {}).get("privileged"):
+            return str(container["name"])
+    return ""
 
 
 class PodStream(Protocol):
@@ -117,6 +128,9 @@ class PodApi(Protocol):
 
     def list_pods(self, node: str) -> tuple[list[Object], str]:
         """The pods of a node, and the resourceVersion to watch from."""
+
+    def get_pod(self, namespace: str, name: str) -> Object:
+        """A pod; raises ApiError."""
 
     def pod_watch(self, node: str) -> PodStream:
         """A watch on them."""
@@ -154,6 +168,19 @@ class Pods:
     def by_uid(self, uid: str) -> Pod | None:
         """The pod with this UID."""
         return self._pods.get(uid)
+
+    def privileged(self, namespace: str, name: str, uid: str) -> str:
+        """Name of a privileged container of a pod, which is read where the watch has not shown it yet."""
+        known = self._pods.get(uid)
+        if known is not None:
+            return known.privileged
+        try:
+            pod = self._api.get_pod(namespace, name)
+        except ApiError as error:
+            if error.status == 404:
+                return ""
+            raise
+        return privileged_container(pod) if pod["metadata"].get("uid") == uid else ""
 
     def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
         """The pods that hold a claim, by name."""

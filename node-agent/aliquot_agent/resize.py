@@ -6,10 +6,11 @@ taken off the published capacity first (`grower`).
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from aliquot_agent import fit
 from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
 from aliquot_agent.nodepolicy import ResizePolicy
 from aliquot_agent.pods import Pod
@@ -168,6 +169,20 @@ def allocated_bytes(
 
 def _consumed(result: Mapping[str, Any]) -> object:
     return (result.get("consumedCapacity") or {}).get(CAPACITY_MEMORY, "0")
+
+
+def growth_in_the_way(
+    nominal_bytes: Mapping[str, int], *, wanted: Collection[PreparedShare], others: Collection[PreparedClaim]
+) -> list[tuple[PreparedClaim, PreparedShare]]:
+    """Whose growth beyond its claim must end for `wanted`: what the scheduler allocated comes first."""
+    found = []
+    for device, memory_bytes in nominal_bytes.items():
+        missing_bytes = fit.missing_bytes(device, memory_bytes=memory_bytes, wanted=wanted, others=others)
+        if missing_bytes:
+            here = [(claim, share) for claim in others for share in claim.shares]
+            grown = [each for each in here if each[1].device == device and each[1].grant_bytes]
+            found += in_the_way(grown, missing_bytes)
+    return found
 
 
 def in_the_way(

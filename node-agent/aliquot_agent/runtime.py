@@ -96,7 +96,7 @@ class Agent:
             changed=self._changed,
             complain=self._events.node,
         )
-        locks = Locks(directory=settings.plugin_dir)
+        locks = self._locks = Locks(directory=settings.plugin_dir)
         checkpoints = Checkpoints(directory=settings.checkpoint_dir, alone=locks.alone)
         library = Library(source=settings.library, state_dir=settings.state_dir)
         self._store = Store(
@@ -107,6 +107,7 @@ class Agent:
             boot_id=boot_id,
             attributes=self._attributes,
         )
+        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
         self._claims = Claims(
             node=node,
             boot_id=boot_id,
@@ -122,6 +123,7 @@ class Agent:
             locks=locks,
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
+            privileged=self._pods.privileged,
         )
         self._health = HealthWatch(
             gpus=self._hardware,
@@ -135,7 +137,6 @@ class Agent:
         self._health_service = HealthService(devices=self._device_health)
         self._publisher = Publisher(api=kube, node=node, devices=self._devices, readiness=self._readiness)
         self._outside = Outside(quiet_s=settings.outside_quiet_s)
-        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
         claims_on = processes.disk_of(settings.claims_dir.resolve())
         executioner = Executioner()
         enforcer = Enforcer(killer=executioner, api=kube, events=self._events, policy=self._config.policy)
@@ -260,7 +261,7 @@ class Agent:
         if self._leading or not self._leadership.take(wait=False):
             return
         logger.info("leading: this agent publishes, watches and reports")
-        self._store.clear()
+        self._store.clear(self._locks.of)
         self._config.read()
         self._discovery.look()
         for part in self._led:
@@ -300,17 +301,17 @@ class Agent:
         held_bytes = max(0, self._outside.withheld_bytes(gpu.uuid) - policy.reserve_bytes)
         return devices.offered_bytes(gpu, policy=policy, withheld_bytes=held_bytes)
 
-    def _attributes(self) -> Mapping[str, Mapping[str, devices.Attribute]]:
-        """What the slice says of each device: also for metadata files."""
-        return {
-            name: devices.build(
-                gpu,
-                policy=self._hardware.policy_of(gpu),
-                place=devices.pci_place(gpu.pci_bus_id),
-                memory_bytes=devices.LEAST_BYTES,
-            )["attributes"]
-            for name, gpu in self._hardware.by_device().items()
-        }
+    def _attributes(self, device: str) -> Mapping[str, devices.Attribute]:
+        """What the slice says of a device: also for metadata files. Nothing of one that is not there."""
+        gpu = self._hardware.by_device().get(device)
+        if gpu is None:
+            return {}
+        return devices.build(
+            gpu,
+            policy=self._hardware.policy_of(gpu),
+            place=devices.pci_place(gpu.pci_bus_id),
+            memory_bytes=devices.LEAST_BYTES,
+        )["attributes"]
 
     def _device_health(self) -> list[DeviceHealth]:
         conditions = self._health.conditions()

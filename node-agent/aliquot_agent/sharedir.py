@@ -86,10 +86,12 @@ def remove(path: Path, *, step: Step = no_step) -> None:
     step("share: removed")
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Deletes what `create` and `remove` left behind where their process died."""
-    for leftover in directory.glob(".*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+def discard(path: Path) -> None:
+    """Deletes a temporary file or directory that a writer left behind where it died."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def busy(path: Path) -> bool:
@@ -144,6 +146,10 @@ class ShareFiles:
         self._map.close()
         os.close(self._ledger_fd)
         os.close(self._quota_fd)
+
+    def removed(self) -> bool:
+        """Whether these files have no name any more."""
+        return os.fstat(self._quota_fd).st_nlink == 0
 
     def __enter__(self) -> "ShareFiles":
         return self

@@ -5,7 +5,7 @@ Callers hold the claim's lock. The order of writes is told in `claims`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from aliquot_agent import cdi, files, metadata, sharedir
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.errors import Refused
 from aliquot_agent.library import Library
+from aliquot_agent.locks import Lock
 from aliquot_agent.metadata import Attributes
 
 _PRIVATE: Final = 0o700
@@ -31,7 +32,7 @@ class Store:
         checkpoints: Checkpoints,
         library: Library,
         boot_id: str,
-        attributes: Callable[[], Mapping[str, Attributes]],
+        attributes: Callable[[str], Attributes],
         step: files.Step = files.no_step,
     ) -> None:
         self._claims_dir = claims_dir
@@ -43,19 +44,37 @@ class Store:
         self._step = step
 
     def start(self) -> None:
-        """Makes the directories and clears half-made files of a process that was killed."""
+        """Makes the directories."""
         self._claims_dir.mkdir(parents=True, exist_ok=True)
         self._claims_dir.chmod(_PRIVATE)
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
 
-    def clear(self) -> None:
-        """Removes half-made files of a process that was killed; only while no other agent makes any."""
-        self._checkpoints.clear()
-        files.remove_temporaries(self._cdi_dir)
-        sharedir.remove_leftovers(self._claims_dir)
-        for directory in self._claims_dir.iterdir():
-            sharedir.remove_leftovers(directory)
-            files.remove_temporaries(directory)
+    def clear(self, lock_of: Callable[[str], Lock]) -> None:
+        """Removes half-made files of a process that was killed.
+
+        A claim whose lock is held is being worked on: what is half-made of it is not left over.
+        """
+        for uid, path in list(self._half_made()):
+            lock = lock_of(uid)
+            if lock.acquire(blocking=False):
+                try:
+                    sharedir.discard(path)
+                finally:
+                    lock.release()
+
+    def _half_made(self) -> Iterator[tuple[str, Path]]:
+        """Temporary files and directories, and the claims that they are of. In /var/run/cdi only ours."""
+        temporary = f"*{files.TEMPORARY}"
+        yield from (
+            (path.name.partition(".")[0], path) for path in self._checkpoints.directory.glob(temporary)
+        )
+        for path in self._cdi_dir.glob(f"{cdi.FILE_PREFIX}{temporary}"):
+            yield path.name.removeprefix(cdi.FILE_PREFIX).partition(".")[0], path
+        for path in self._claims_dir.iterdir():
+            if path.name.startswith("."):
+                yield path.name[1:].partition(".")[0], path
+            elif path.is_dir():
+                yield from ((path.name, each) for each in (*path.glob(".*"), *path.glob(temporary)))
 
     def share_dir(self, claim_uid: str, share: str) -> Path:
         """Where a share's quota and ledger are."""
@@ -119,7 +138,7 @@ class Store:
         for request in sorted({share.request for share in entry.shares}):
             path = self.claim_dir(entry.uid) / metadata.file_name(request)
             if not path.exists():
-                data = metadata.encode(entry, request, attributes=self._attributes())
+                data = metadata.encode(entry, request, attributes=self._attributes)
                 files.write_atomic(path, data, step=self._step)
 
 

@@ -56,6 +56,11 @@ class WatchedShare:
         """Closes its files."""
         self._files.close()
 
+    @property
+    def removed(self) -> bool:
+        """Whether its files were removed: what is at their path now was made anew."""
+        return self._files.removed()
+
     def beat(self, now_ns: int) -> None:
         """Shows its processes that the agent lives."""
         self._files.beat(now_ns)
@@ -103,7 +108,9 @@ class WatchedShare:
             self._damaged("SlotsHidden", text, now_s)
             with suppress(OSError):
                 self._files.write_slots_used(self._slots_used)
-            return self._files.ledger()
+            with suppress(region.DamagedRegion):  # written over meanwhile: the next look heals it
+                return self._files.ledger()
+            return None
         self._slots_used = ledger.slots_used
         return ledger
 
@@ -121,7 +128,8 @@ class WatchedShare:
             with self._files.orphaned(slot.index) as orphaned:
                 # A program that closed all its descriptors lost its lock, but lives.
                 if orphaned and not _alive(slot):
-                    self._files.clear_slot(slot)
+                    with suppress(OSError):  # a tenant may have punched a hole, and filled the disk
+                        self._files.clear_slot(slot)
                     self.touched = True
                     self._trackers.pop(slot.index, None)
                     continue
@@ -147,11 +155,12 @@ class WatchedShare:
         )
         if after is None or after.generation != before.generation:
             return None
-        if bytes_ is not None:
-            self._files.write_slot(after, host_pid=process.host_pid, overhead_bytes=bytes_)
-            self.touched = True
-        elif after.host_pid != process.host_pid:
-            self._files.write_host_pid(after.index, process.host_pid)
+        with suppress(OSError):  # as above
+            if bytes_ is not None:
+                self.touched = True
+                self._files.write_slot(after, host_pid=process.host_pid, overhead_bytes=bytes_)
+            elif after.host_pid != process.host_pid:
+                self._files.write_host_pid(after.index, process.host_pid)
         return after
 
     def enforced_bytes(self, *, now_s: float) -> int:

@@ -28,7 +28,7 @@ from aliquot_agent.nvml import GpuProcess
 from aliquot_agent.outside import Outside
 from aliquot_agent.picture import Observation, Picture
 from aliquot_agent.pods import Pod
-from aliquot_agent.processes import Identity
+from aliquot_agent.processes import Identity, Place
 from aliquot_agent.region import Slot, Usage
 from aliquot_agent.watched import WatchedShare
 
@@ -54,7 +54,7 @@ class Judge(Protocol):
         limit_bytes: int,
         holders: Sequence[Holder],
         found: Books,
-        pod: Callable[[], Pod | None],
+        pod: Callable[[Sequence[Holder]], Pod | None],
     ) -> bool:
         """Notes one look; whether the share is above its quota."""
 
@@ -96,6 +96,7 @@ class Watcher:
         changed: Callable[[], None],
         mounted: Callable[[int], frozenset[str]],
         has_library: Callable[[int], bool],
+        places: Callable[[int], Sequence[Place]] = processes.places,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._claims = claims
@@ -105,6 +106,7 @@ class Watcher:
         self._outside = outside
         self._policy = policy
         self._changed = changed
+        self._places = places
         self._monotonic_s = monotonic_s
         self._owners = Owners(mounted=mounted, pods=pods)
         self._identities: dict[tuple[int, int], Identity] = {}
@@ -182,13 +184,13 @@ class Watcher:
 
     def _open_and_close(self, claims: Iterable[PreparedClaim]) -> None:
         wanted = {(claim.uid, share.share): (claim, share) for claim in claims for share in claim.shares}
-        for key in self._watched.keys() - wanted.keys():
-            self._watched.pop(key).close()
+        for key, watched in list(self._watched.items()):
+            if key not in wanted or watched.removed:
+                self._watched.pop(key).close()
         self._whole_peaks = {key: peak for key, peak in self._whole_peaks.items() if key in wanted}
         for key, (claim, share) in wanted.items():
-            watched = self._watched.get(key)
-            if watched is not None:
-                watched.claim, watched.share = claim, share
+            if key in self._watched:
+                self._watched[key].claim, self._watched[key].share = claim, share
             elif not share.whole:
                 self._open(claim, share)
 
@@ -363,18 +365,18 @@ class Watcher:
             limit_bytes=watched.enforced_bytes(now_s=now_s),
             holders=look.holders,
             found=found,
-            pod=lambda: self._pod_of(look),
+            pod=lambda blamed: self._pod_of(look.claim, blamed),
         )
         if above:
             marks.fault(WITHIN_QUOTA, "OverQuota", watched.record.message, now_s=now_s)
 
-    def _pod_of(self, look: _Look) -> Pod | None:
-        """The pod that holds a share; of several the one that its biggest process is in."""
-        pods = self._pods.holders(look.claim)
-        biggest = max(look.holders, key=lambda each: each.held_bytes or 0, default=None)
+    def _pod_of(self, claim: PreparedClaim, blamed: Sequence[Holder]) -> Pod | None:
+        """The pod that holds a claim; of several the one that the biggest of the blamed processes is in."""
+        pods = self._pods.holders(claim)
+        biggest = max(blamed, key=lambda each: each.held_bytes or 0, default=None)
         if len(pods) < 2 or biggest is None:
-            return pods[0] if pods else None
-        uids = {place.pod_uid for place in processes.places(biggest.host_pid)}
+            return pods[0] if len(pods) == 1 else None
+        uids = {place.pod_uid for place in self._places(biggest.host_pid)}
         return next((pod for pod in pods if pod.uid in uids), None)
 
     def _count_strangers(self, gpu_uuid: str) -> int:

@@ -24,16 +24,14 @@ from typing import IO, Any
 import grpc
 
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
-from tests.bench.agent.server import NAMESPACE, POOL, claim_name, claim_uid, kubeconfig
+from tests.bench.agent.server import ALONE, NAMESPACE, POOL, SHARES, claim_uid, kubeconfig, names
 from tests.bench.figures import Figure, at_most, publish
 
 ROOT = Path(__file__).resolve().parents[3]
 SIM = ROOT / "build" / "sim"
 SHIM = ROOT / "build" / "shim" / "libaliquot.so"
 GPUS = 8
-ALONE = 24
 BURST = 64
-SHARES = 128
 REST_S = 10.0
 DEADLINE_S = 60.0
 PREPARE_TARGET_MS = 15.0
@@ -87,11 +85,6 @@ def wait_for(condition: Callable[[], bool], *, what: str) -> None:
         if time.monotonic() > end_s:
             raise RuntimeError(f"waited {DEADLINE_S:g} s for {what}")
         time.sleep(0.005)
-
-
-def names(devices: Sequence[str], count: int, label: str) -> list[str]:
-    """Claims, spread over the GPUs."""
-    return [claim_name(devices[number % len(devices)], number, label) for number in range(count)]
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

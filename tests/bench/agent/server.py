@@ -8,7 +8,10 @@ import json
 import socket
 import sys
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Full, Queue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +19,10 @@ from aliquot_api.names import DRIVER
 
 NAMESPACE = "bench"
 POOL = "bench"
+ALONE = 24
+SHARES = 128
+_devices: Queue[list[str]] = Queue(maxsize=1)
+"""Of the slice that was published."""
 
 
 def claim_name(device: str, number: int, label: str) -> str:
@@ -48,6 +55,25 @@ def claim(name: str) -> dict[str, Any]:
     }
 
 
+def names(devices: Sequence[str], count: int, label: str) -> list[str]:
+    """Claims, spread over the GPUs."""
+    return [claim_name(devices[number % len(devices)], number, label) for number in range(count)]
+
+
+def pods(devices: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The pods of all claims that are prepared; a node's agent knows them before kubelet asks it."""
+    for name in (*names(devices, ALONE, "alone"), *names(devices, SHARES, "burst")):
+        yield {
+            "metadata": {
+                "namespace": NAMESPACE,
+                "name": "pod",
+                "uid": claim_uid(f"pod of {name}"),
+                "resourceVersion": "1",
+            },
+            "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": name}], "containers": []},
+        }
+
+
 def kubeconfig(port: int) -> dict[str, Any]:
     """Credentials for it."""
     return {
@@ -73,6 +99,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             self.wfile.flush()
+            if parts[-1] == "pods":
+                for pod in pods(_devices.get()):
+                    line = json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+                self.wfile.flush()
             self.rfile.read(1)  # until the client goes
             self.close_connection = True
         elif parts[-2] == "resourceclaims":
@@ -92,6 +123,8 @@ class Handler(BaseHTTPRequestHandler):
         body["metadata"] |= {"name": "slice", "uid": "slice-uid", "resourceVersion": "2"}
         self._answer(body)
         if "dryRun" not in self.path and body.get("spec", {}).get("devices"):
+            with suppress(Full):
+                _devices.put_nowait([device["name"] for device in body["spec"]["devices"]])
             sys.stdout.write("published\n")
             sys.stdout.flush()
 

@@ -86,6 +86,14 @@ class FakeServer:
     claims: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     failures: list[ApiError] = field(default_factory=list)
     reads: int = 0
+    privileged_pods: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    """Name of the privileged container by namespace, name and UID."""
+    pod_failures: list[ApiError] = field(default_factory=list)
+
+    def privileged(self, namespace: str, name: str, uid: str) -> str:
+        if self.pod_failures:
+            raise self.pod_failures.pop(0)
+        return self.privileged_pods.get((namespace, name, uid), "")
 
     def add(self, claim: dict[str, Any]) -> ClaimRef:
         metadata = claim["metadata"]
@@ -139,6 +147,8 @@ class Node:
     patience_s: float = 0.0
     refusals: list[str] = field(default_factory=list)
     locks_dir: Path | None = None
+    described: list[str] = field(default_factory=list)
+    """Devices whose attributes were looked up."""
 
     def __post_init__(self) -> None:
         self.library.write_bytes(b"\x7fELF library")
@@ -196,15 +206,18 @@ class Node:
             context_estimate_bytes=ESTIMATE,
             patience_s=self.patience_s,
             refused=lambda ref, claim, message: self.refusals.append(message),
+            privileged=self.server.privileged,
             step=step,
         )
         claims.start()
-        store.clear()
+        store.clear(locks.of)
         return claims
 
-    def attributes(self) -> Mapping[str, Mapping[str, Attribute]]:
-        """What the slice says of each device."""
-        return {name: {"uuid": {"string": gpu.uuid}} for name, gpu in self.gpus.by_device().items()}
+    def attributes(self, device: str) -> Mapping[str, Attribute]:
+        """What the slice says of a device."""
+        self.described.append(device)
+        gpu = self.gpus.by_device().get(device)
+        return {} if gpu is None else {"uuid": {"string": gpu.uuid}}
 
     @property
     def libraries(self) -> Library:

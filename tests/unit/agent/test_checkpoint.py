@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot_agent import checkpoint
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, UnreadableCheckpoint, decode, encode
 from tests.unit.agent.kit import Node, make_claim, result
 
@@ -80,3 +81,25 @@ def test_what_an_operator_removes_is_noticed_within_a_moment(
     (tmp_path / "own" / f"{claim.uid}.json").unlink()
     monkeypatch.setattr("aliquot_agent.checkpoint._FRESH_S", 0.0)
     assert ours.all() == ()
+
+
+def test_claims_that_are_gone_are_not_kept_in_memory(claim: PreparedClaim, tmp_path: Path) -> None:
+    ours, theirs = (Checkpoints(directory=tmp_path / "own", alone=lambda: False) for _ in range(2))
+    ours.start()
+    for number in range(20):
+        each = replace(claim, uid=f"uid-{number}")
+        ours.save(each)
+        assert ours.all() == (each,)
+        (theirs if number % 2 else ours).remove(each.uid)
+    assert ours.all() == ()
+    assert ours._cache == {}
+
+
+def test_what_we_wrote_is_not_read_again(
+    claim: PreparedClaim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Checkpoints(directory=tmp_path / "own", alone=lambda: False)  # looks at the directory each time
+    ours.start()
+    ours.save(claim)
+    monkeypatch.setattr(checkpoint, "decode", None)
+    assert ours.all() == (claim,)

@@ -601,3 +601,70 @@ def test_prepares_that_wait_let_others_pass(node: Node) -> None:
         assert not any(job.done() for job in jobs)
         node.write_base_spec()
         assert all(job.result(timeout=30) for job in jobs)
+
+
+def test_an_agent_that_takes_over_removes_nothing_that_is_being_made(node: Node) -> None:
+    takes_over = True
+
+    def take_over(_: str) -> None:
+        if takes_over:
+            node.claims()  # the next agent, which clears up as it starts to lead
+
+    claims = node.claims(step=take_over)
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    others = node.cdi_dir / "spec.4711.tmp"  # as the CDI library of another driver makes them
+    others.touch()
+    (device,) = claims.prepare(ref)
+    with sharedir.ShareFiles(path=node.claims_dir / ref.uid / device.share) as opened:
+        assert opened.quota().memory_limit_bytes == 8000 * 1024**2
+    takes_over = False
+    claims.unprepare(ref.uid)
+    assert others.exists()
+    others.unlink()
+    assert node.leftovers() == []
+
+
+def test_only_the_gpus_of_a_claim_are_described(node: Node) -> None:
+    node.gpus.gpus = [make_gpu(number) for number in range(8)]
+    node.write_base_spec()
+    gpu = node.gpus.gpus[3]
+    node.claims().prepare(node.server.add(make_claim(result(gpu))))
+    assert node.described == [device_name(gpu.uuid)]
+
+
+def reserved(claim: dict[str, Any]) -> dict[str, Any]:
+    """A claim that two pods hold."""
+    claim["status"]["reservedFor"] = [
+        {"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in ("plain", "debug")
+    ]
+    return claim
+
+
+def test_a_share_is_not_given_to_a_privileged_pod(node: Node) -> None:
+    node.server.privileged_pods["team-a", "debug", "uid-debug"] = "root"
+    ref = node.server.add(reserved(make_claim(result(node.gpus.gpus[0]))))
+    with pytest.raises(Refused, match="container root of pod debug is privileged"):
+        node.claims().prepare(ref)
+    assert node.leftovers() == []
+    assert "container root of pod debug" in node.refusals[0]
+
+    whole = reserved(make_claim(result(node.gpus.gpus[1], memory=None, cores="100"), name="whole"))
+    assert node.claims().prepare(node.server.add(whole))
+
+
+def test_what_runs_already_is_prepared_again_whatever_its_pod_is(node: Node) -> None:
+    ref = node.server.add(reserved(make_claim(result(node.gpus.gpus[0]))))
+    devices = node.claims().prepare(ref)
+    node.server.privileged_pods["team-a", "debug", "uid-debug"] = "root"
+    assert node.claims().prepare(ref) == devices
+
+
+def test_a_pod_that_cannot_be_read_for_a_moment_is_read_again(node: Node) -> None:
+    node.patience_s = 5
+    node.server.pod_failures = [ApiError(status=0, message="no answer")]
+    ref = node.server.add(reserved(make_claim(result(node.gpus.gpus[0]))))
+    assert node.claims().prepare(ref)
+    node.server.pod_failures = [ApiError(status=403, message="forbidden")]
+    other = node.server.add(reserved(make_claim(result(node.gpus.gpus[0]), name="other")))
+    with pytest.raises(Refused, match="pod team-a/plain cannot be read"):
+        node.claims().prepare(other)

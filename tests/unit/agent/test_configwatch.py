@@ -22,11 +22,14 @@ class FakeApi:
         self.text: str | None = None
         self.labels: dict[str, str] = {}
         self.away = False
+        self.node_is_gone = False
         self.events: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
 
     def get_node(self, name: str) -> dict[str, Any]:
         if self.away:
             raise ApiError(status=0, message="no answer")
+        if self.node_is_gone:
+            raise ApiError(status=404, message='nodes "node-1" not found')
         return {"metadata": {"name": name, "labels": self.labels}}
 
     def get_config_map(self, namespace: str, name: str) -> dict[str, Any]:
@@ -169,3 +172,21 @@ def test_a_spoilt_file_is_forgotten(scene: Scene, text: str) -> None:
     (scene.path / "kept.json").write_text(text)
     scene.watch.load()
     assert scene.shares == 7
+
+
+def test_a_node_that_is_gone_for_a_moment_changes_nothing(scene: Scene) -> None:
+    scene.api.labels = {"pool": "big"}
+    scene.api.text = HEAD + "defaults: {shares: 3}\nnodes: [{labels: {pool: big}, shares: 5}]"
+    scene.watch.read()
+    before = scene.watch.policy()
+    scene.api.node_is_gone = True
+    scene.watch.read()
+    assert scene.watch.policy() == before
+
+    after = scene.agent()  # a restart
+    after.load()
+    after.start()  # reads, then watches
+    scene.api.change(scene.api.text.replace("shares: 3", "shares: 4"))
+    wait_for(lambda: after.policy().defaults.shares != 3)
+    assert after.policy().defaults.shares == 5
+    after.stop()

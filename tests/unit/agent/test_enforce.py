@@ -75,7 +75,7 @@ class Scene:
             limit_bytes=limit,
             holders=holders,
             found=found,
-            pod=lambda: pod,
+            pod=lambda _: pod,
         )
 
 
@@ -176,6 +176,23 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again() -> None:
         scene.look(HOG)
     scene.enforcer.evict_waiting()
     assert scene.recorder.evicted == ["uid-p", "uid-p"]
+
+
+def test_an_eviction_that_found_no_room_is_asked_for_at_the_next_offence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(enforce, "_WAITING", 1)
+    scene = Scene(OverQuota.EVICT)
+    other = Pod(uid="uid-q", namespace="team-a", name="other")
+    monkeypatch.setattr(scene.recorder, "pod", lambda **_: None)
+    hogs = [Holder(host_pid=number, start_ticks=7, held_bytes=9 * GIB, slot=None) for number in range(4)]
+    scene.look(hogs[0])
+    scene.look(hogs[1])
+    scene.look(hogs[2], pod=other)  # no room
+    scene.enforcer.evict_waiting()
+    scene.look(hogs[3], pod=other)
+    scene.enforcer.evict_waiting()
+    assert scene.recorder.evicted == ["uid-p", "uid-q"]
 
 
 def test_where_the_pod_is_not_known_its_offender_is_killed() -> None:

@@ -178,6 +178,22 @@ def test_growth_waits_until_nobody_else_can_have_the_memory(cluster: Cluster) ->
     assert cluster.reason(ref) == "Applied"
 
 
+def test_a_late_write_of_the_old_capacity_begins_the_settle_time_anew(cluster: Cluster) -> None:
+    ref = cluster.add("a", "8Gi")
+    cluster.claims.prepare(ref)
+    cluster.limits["a"] = "12Gi"
+    cluster.steps(3)
+    assert cluster.published_bytes == 20 * GIB
+    cluster.publishing, cluster.published_bytes = False, 24 * GIB
+    cluster.steps(10)
+    assert (cluster.share(ref).growth, cluster.share(ref).limit) == (Growth.ASKED, 8 * GIB)
+    cluster.publishing = True
+    cluster.steps(int(SETTLE_S))
+    assert cluster.share(ref).limit == 8 * GIB
+    cluster.steps(3)
+    assert cluster.share(ref).limit == 12 * GIB
+
+
 def test_a_claim_that_was_allocated_meanwhile_comes_first(cluster: Cluster) -> None:
     ref = cluster.add("a", "8Gi")
     cluster.claims.prepare(ref)

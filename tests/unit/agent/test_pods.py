@@ -96,6 +96,12 @@ class FakeApi:
             raise self.failures.pop()
         return [make_pod("one"), make_pod("two")], "5"
 
+    def get_pod(self, namespace: str, name: str) -> dict[str, Any]:
+        if name != "late":
+            raise ApiError(status=404, message="not found")
+        context = {"securityContext": {"privileged": True}}
+        return make_pod(name, spec={"containers": [{"name": "main"}, {"name": "root", **context}]})
+
     def pod_watch(self, node: str) -> FakeStream:
         return self.stream
 
@@ -126,3 +132,15 @@ def test_an_event_that_changes_nothing_wakes_nobody() -> None:
     changed["status"]["phase"] = "Running"
     pods.learn("MODIFIED", changed)
     assert woken == [1]
+
+
+def test_a_privileged_pod_is_known_from_the_watch_and_else_read() -> None:
+    book = Pods(api=FakeApi(), node="node-1")
+    pod = make_pod()
+    pod["spec"]["initContainers"] = [{"name": "setup", "securityContext": {"privileged": True}}]
+    book.replace([pod, make_pod("honest")])
+    assert book.privileged("team-a", "train", "uid-train") == "setup"
+    assert book.privileged("team-a", "honest", "uid-honest") == ""
+    assert book.privileged("team-a", "late", "uid-late") == "root"
+    assert book.privileged("team-a", "late", "uid-of-the-one-before") == ""
+    assert book.privileged("team-a", "gone", "uid-gone") == ""

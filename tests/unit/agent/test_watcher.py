@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aliquot_agent import region, resize, sharedir
 from aliquot_agent.checkpoint import Growth, PreparedClaim, PreparedShare
+from aliquot_agent.claims import ClaimRef
 from aliquot_agent.enforce import Enforcer
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.executioner import Target
@@ -19,8 +22,10 @@ from aliquot_agent.nvml import GpuProcess, Inventory
 from aliquot_agent.outside import Outside
 from aliquot_agent.picture import Observation
 from aliquot_agent.pods import Pod
+from aliquot_agent.processes import Place
 from aliquot_agent.readiness import Readiness
 from aliquot_agent.watcher import Watcher
+from aliquot_api.config import OverQuota
 from tests.unit.agent.kit import ESTIMATE, Node, make_claim, result
 from tests.unit.agent.tenant import Tenant
 
@@ -115,9 +120,9 @@ class Scene:
         self.changes: list[int] = []
         self.watcher = self.new_watcher()
 
-    def new_watcher(self) -> Watcher:
+    def new_watcher(self, nobody: Nobody | None = None, **options: Any) -> Watcher:
         """As after a restart of the agent."""
-        nobody = Nobody()
+        nobody = nobody or Nobody()
         enforcer = Enforcer(killer=self.killer, api=nobody, events=nobody, policy=lambda: self.policy)
         return Watcher(
             claims=self.claims,
@@ -130,6 +135,7 @@ class Scene:
             mounted=lambda _: frozenset(self.mounted),
             has_library=lambda _: self.library,
             monotonic_s=self.clock,
+            **options,
         )
 
     def look(self, times: int = 1) -> Observation:
@@ -541,4 +547,85 @@ def test_one_damaged_share_does_not_stop_the_others(scene: Scene, node: Node) ->
     scene.look(2)
     seen = {each.claim.uid: each for each in scene.watcher.picture().observations}
     assert (seen[ref.uid].faults, seen[ref.uid].usage.used_bytes) == ((), 0)
+    tenant.die()
+
+
+class TwoPods(Nobody):
+    """Two pods hold the claim."""
+
+    honest = Pod(uid="uid-honest", namespace="team-a", name="honest")
+    hog = Pod(uid="uid-hog", namespace="team-a", name="hog")
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
+        return self.honest, self.hog
+
+    def pod(self, **said: object) -> None:
+        self.told.append(said["uid"])
+
+
+def test_of_two_pods_on_a_share_the_offenders_is_evicted_not_the_biggest(scene: Scene) -> None:
+    scene.policy = NodePolicy(policy=OverQuota.EVICT)
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=6000 * MIB)
+    pods = TwoPods()
+    with subprocess.Popen(["sleep", "60"]) as hog:
+        scene.nvml.running[scene.gpu.uuid] = (
+            GpuProcess(host_pid=os.getpid(), used_bytes=6000 * MIB),
+            GpuProcess(host_pid=hog.pid, used_bytes=3000 * MIB),  # in no slot
+        )
+        uids = {os.getpid(): pods.honest.uid, hog.pid: pods.hog.uid}
+        scene.watcher = scene.new_watcher(pods, places=lambda pid: (Place(uids[pid], ""),))
+        scene.look(3)
+        hog.terminate()
+    assert scene.killer.ended == [hog.pid]
+    assert pods.told == ["uid-hog"]
+    tenant.die()
+
+
+def test_a_header_written_over_while_it_is_put_right_ends_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = Tenant(scene.share)
+    scene.look()
+    put_back = sharedir.ShareFiles.write_slots_used
+
+    def and_write_over(files: sharedir.ShareFiles, count: int) -> None:
+        put_back(files, count)
+        tenant.write_over()
+
+    monkeypatch.setattr(sharedir.ShareFiles, "write_slots_used", and_write_over)
+    tenant.hide_slots()
+    scene.look()
+    monkeypatch.undo()
+    assert scene.look(2).usage.processes == 1
+    tenant.die()
+
+
+def test_a_ledger_that_cannot_be_written_ends_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    scene.use(300 * MIB)
+    monkeypatch.setattr(os, "pwrite", full)
+    assert scene.look(3).measured_bytes == 300 * MIB
+    tenant.die()
+    scene.use(0)
+    scene.look(2)
+    monkeypatch.undo()
+    assert scene.look().usage.processes == 0
+
+
+def test_a_share_that_was_made_anew_between_two_looks_is_opened_anew(scene: Scene, node: Node) -> None:
+    scene.look()
+    scene.claims.unprepare(scene.uid)
+    ((namespace, name),) = node.server.claims
+    scene.claims.prepare(ClaimRef(namespace=namespace, name=name, uid=scene.uid))
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    assert scene.look().usage.used_bytes == 100 * MIB
     tenant.die()
