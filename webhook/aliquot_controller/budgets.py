@@ -16,7 +16,14 @@ from typing import Final
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, Thing, of_allocation, uses
 from aliquot_webhook.budgets import Budgets, Cap
-from aliquot_webhook.charges import LEDGERS, Charges, ListApi, claim_entries, ledger_path
+from aliquot_webhook.charges import (
+    LEDGERS,
+    Charges,
+    ChargeUnavailable,
+    ListApi,
+    claim_entries,
+    ledger_path,
+)
 from aliquot_webhook.kube import MERGE_PATCH, ApiError
 from aliquot_webhook.ledger import Entries, Entry
 from aliquot_webhook.templates import ROOT
@@ -74,7 +81,7 @@ class BudgetKeeper:
                 self._gone.setdefault(namespace, set()).add(uid)
 
     def release(self) -> None:
-        """Give back what the claims had that are gone. Raises ChargeUnavailable."""
+        """Give back what the claims had that are gone. What does not work now is left to `reconcile`."""
         with self._lock:
             gone, self._gone = self._gone, {}
         for namespace, uids in gone.items():
@@ -82,7 +89,10 @@ class BudgetKeeper:
             def without(entries: Entries, uids: set[str] = uids) -> dict[str, Entry]:
                 return {key: entry for key, entry in entries.items() if key not in uids}
 
-            self._charges.change(namespace, without)
+            try:
+                self._charges.change(namespace, without)
+            except ChargeUnavailable as error:
+                _tell(namespace, error)
 
     def forget(self) -> None:
         """Another controller leads: it has seen the same."""
@@ -90,9 +100,15 @@ class BudgetKeeper:
             self._gone.clear()
 
     def reconcile(self) -> None:
-        """Compare every budget with what there is. Raises ApiError, ChargeUnavailable."""
+        """Compare every budget with what there is. Raises ApiError; but a namespace whose ledger cannot be
+        written (it is too large, or the namespace ends) keeps nobody else waiting."""
         namespaces = self._budgets.namespaces()
-        usages = {namespace: self._reconcile(namespace) for namespace in namespaces}
+        usages: dict[str, Usage] = {}
+        for namespace in namespaces:
+            try:
+                usages[namespace] = self._reconcile(namespace)
+            except ChargeUnavailable as error:
+                _tell(namespace, error)
         self._show(usages)
         for budget in self._api.list_all(f"{LEDGERS}/aliquotbudgets", {})[0]:
             usage = usages.get(text(dig(budget, "metadata", "namespace")))
@@ -165,6 +181,10 @@ class ClaimSink:
     def remove(self, gone: JsonObject) -> None:
         """This one is gone."""
         self._gone(text(dig(gone, "metadata", "namespace")), text(dig(gone, "metadata", "uid")))
+
+
+def _tell(namespace: str, error: ChargeUnavailable) -> None:
+    logger.warning("budget is not compared", extra={"namespace": namespace, "error": str(error)})
 
 
 def series(usages: dict[str, Usage]) -> dict[tuple[str, str, str], int]:

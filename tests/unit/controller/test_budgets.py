@@ -123,3 +123,20 @@ def test_a_ledger_without_a_budget_goes_when_it_has_been_quiet() -> None:
     assert ledger_path("team-a") in bed.api.objects
     bed.keeper.reconcile()
     assert ledger_path("team-a") not in bed.api.objects
+
+
+def test_a_ledger_that_cannot_be_written_keeps_no_other_namespace_waiting() -> None:
+    bed = Bed()
+    bed.budgets.budgets.upsert({"metadata": {"namespace": "a-ends", "name": "main"}, "spec": {"gpus": 1}})
+    bed.api.forbidden.add(("GET", "/namespaces/a-ends/aliquotledgers"))
+    assert bed.admit_claim(10, "a")
+    assert bed.admit_claim(20, "b")
+    bed.keeper.gone("a-ends", "c")
+    bed.keeper.gone("team-a", "b")
+    bed.keeper.release()
+    assert bed.promised_mib == 10
+    bed.make_claim(10, "a")
+    bed.make_claim(5, "old")
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 15
+    assert set(bed.shown) == {"team-a"}
