@@ -9,12 +9,12 @@ claim was really given (`consumedCapacity`) counts where it is more than what wa
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from aliquot_webhook import ledger
-from aliquot_webhook.amounts import Amounts, Thing, of_allocation, uses
+from aliquot_webhook.amounts import Amounts, Thing, of_allocation, of_claim, uses
 from aliquot_webhook.budgets import Budgets, Cap
 from aliquot_webhook.charges import (
     LEDGERS,
@@ -26,6 +26,7 @@ from aliquot_webhook.charges import (
 )
 from aliquot_webhook.kube import MERGE_PATCH, ApiError
 from aliquot_webhook.ledger import Entries, Entry
+from aliquot_webhook.resizes import wishes
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, obj, text
 
@@ -126,10 +127,42 @@ class BudgetKeeper:
                 entries, there, now_s=self._now_s(), in_flight_s=self._in_flight_s
             ),
         )
+        grown = {
+            uid for uid, entry in there.items() if entries[uid].amounts.memory > entry.amounts.memory
+        } & {text(dig(claim, "metadata", "uid")) for claim in ours if dig(claim, "status", "allocation")}
+        if grown:
+            needed = self._needed(namespace, ours, there)
+            entries = self._charges.change(
+                namespace,
+                lambda entries: ledger.shrink(
+                    entries,
+                    {uid: needed[uid] for uid in grown},
+                    now_s=self._now_s(),
+                    in_flight_s=self._in_flight_s,
+                ),
+            )
         consumed = Amounts()
         for claim in ours:
             consumed += of_allocation(claim)
         return Usage(caps=self._budgets.caps(namespace), used=ledger.total(entries), consumed=consumed)
+
+    def _needed(
+        self, namespace: str, claims: Sequence[JsonObject], there: Mapping[str, Entry]
+    ) -> dict[str, Amounts]:
+        """What claims count as by UID, with the limits that pods wish at present."""
+        pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {})
+        wished = wishes(pods, {text(dig(claim, "metadata", "name")): claim for claim in claims})
+        needed: dict[str, Amounts] = {}
+        for claim in claims:
+            name, uid = (text(dig(claim, "metadata", key)) for key in ("name", "uid"))
+            most = of_claim(
+                claim.get("spec"),
+                classes=self._classes,
+                whole_bytes=self._whole_bytes() or 0,
+                memory=wished.get(name),
+            )
+            needed[uid] = there[uid].amounts | most
+        return needed
 
     def _write_status(self, budget: JsonObject, usage: Usage) -> None:
         wanted = {

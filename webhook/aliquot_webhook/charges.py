@@ -90,7 +90,7 @@ def claim_entries(
             created = parse_timestamp(dig(claim, "metadata", "creationTimestamp"))
             most = amounts.of_claim(spec, classes=classes, whole_bytes=whole_bytes or 0)
             found[text(dig(claim, "metadata", "uid"))] = Entry(
-                amounts=most | amounts.of_allocation(claim),
+                amounts=most | amounts.of_allocation(claim) | amounts.in_force(claim, classes=classes),
                 at_s=created.timestamp() if created else 0.0,
                 claim=text(dig(claim, "metadata", "name")),
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
-from aliquot_api import names, quantity
+from aliquot_api import quantity
 from aliquot_api.annotations import memory_limits
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook import claimcheck
@@ -16,6 +16,7 @@ from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.kube import ApiError
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.probe import ServerState
+from aliquot_webhook.resizes import ANNOTATION, annotation_of, claim_names, containers_of
 from aliquot_webhook.review import log_refusal
 from aliquot_webhook.reviews import Notes, Outcome, Refused, Request, Result, allow, read, refuse
 from aliquot_webhook.templates import ROOT, Api
@@ -23,7 +24,6 @@ from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
 
-_ANNOTATION = names.ANNOTATION_MEMORY_LIMIT
 _MOST_CLAIMS: Final = 32
 """Claims of a pod that are looked at: each is a call to the API server, and the server has no such limit."""
 
@@ -104,14 +104,14 @@ class Validator:
             if known[meant] is not None:
                 specs[text(obj(entry).get("name"))] = known[meant]
         claimcheck.check_pod(spec, specs, classes=self._classes, policy=self._policy)
-        if _annotation(request.new) is not None:
-            self._check_first_limit(spec, specs, text(_annotation(request.new)))
+        if annotation_of(request.new) is not None:
+            self._check_first_limit(spec, specs, text(annotation_of(request.new)))
         return Notes()
 
     def _check_first_limit(self, spec: JsonObject, specs: dict[str, object], annotation: str) -> None:
         """The agent grows a share to what the annotation says, so a pod must not be born with more than its
         claims were checked and charged for."""
-        field = f"metadata.annotations[{_ANNOTATION}]"
+        field = f"metadata.annotations[{ANNOTATION}]"
         for entry in items(spec.get("resourceClaims")):
             name = text(obj(entry).get("name"))
             if name not in specs:
@@ -121,7 +121,7 @@ class Validator:
         ours: dict[str, JsonObject] = {
             name: {"spec": each} for name, each in specs.items() if uses(each, classes=self._classes)
         }
-        containers = _containers_of(spec, ours)
+        containers = containers_of(spec, ours)
         limits = memory_limits(annotation, field=field, containers=list(containers)) if containers else {}
         for container, limit_bytes in limits.items():
             for name, request_name in containers[container]:
@@ -141,14 +141,14 @@ class Validator:
 
     def _resize(self, request: Request) -> Notes:
         """A new memory limit for a running pod."""
-        old, new = (_annotation(pod) for pod in (request.old, request.new))
+        old, new = (annotation_of(pod) for pod in (request.old, request.new))
         if old == new:
             return Notes()
         claims = self._our_claims(request)
-        containers = _containers_of(obj(request.new.get("spec")), claims)
+        containers = containers_of(obj(request.new.get("spec")), claims)
         if not claims:
             return Notes()
-        field = f"metadata.annotations[{_ANNOTATION}]"
+        field = f"metadata.annotations[{ANNOTATION}]"
         limits = {} if new is None else memory_limits(new, field=field, containers=list(containers))
         largest = self._inventory().largest
         memory: dict[str, dict[str, int]] = {name: {} for name in claims}
@@ -176,15 +176,9 @@ class Validator:
 
     def _our_claims(self, request: Request) -> dict[str, JsonObject]:
         """The pod's claims for our GPUs, by the pod's own names for them."""
-        made = {
-            text(obj(status).get("name")): text(obj(status).get("resourceClaimName"))
-            for status in items(dig(request.old, "status", "resourceClaimStatuses"))
-        }
         found: dict[str, JsonObject] = {}
         known: dict[str, JsonObject | None] = {}
-        for entry in items(dig(request.new, "spec", "resourceClaims")):
-            name = text(obj(entry).get("name"))
-            claim_name = text(obj(entry).get("resourceClaimName")) or made.get(name, "")
+        for name, claim_name in claim_names(request.old).items():
             if claim_name not in known:
                 if len(known) == _MOST_CLAIMS:
                     fix = f"of a pod with more than {_MOST_CLAIMS} claims no limit can be changed"
@@ -219,27 +213,3 @@ def _meant(entry: JsonObject) -> tuple[str, str]:
     if template:
         return "resourceclaimtemplates", template
     return "resourceclaims", text(entry.get("resourceClaimName"))
-
-
-def _annotation(pod: JsonObject) -> str | None:
-    value = obj(dig(pod, "metadata", "annotations")).get(_ANNOTATION)
-    return text(value) if value is not None else None
-
-
-def _containers_of(spec: JsonObject, claims: dict[str, JsonObject]) -> dict[str, list[tuple[str, str]]]:
-    """The claims' requests that each container has, by the container's name."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for kind in ("containers", "initContainers"):
-        for container in items(spec.get(kind)):
-            for entry in items(dig(container, "resources", "claims")):
-                name = text(obj(entry).get("name"))
-                if name not in claims:
-                    continue
-                one = text(obj(entry).get("request"))
-                every = [
-                    text(obj(request).get("name"))
-                    for request in items(dig(claims[name], "spec", "devices", "requests"))
-                ]
-                pairs = [(name, each) for each in ([one] if one else every)]
-                found.setdefault(text(obj(container).get("name")), []).extend(pairs)
-    return found
