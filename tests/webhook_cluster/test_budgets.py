@@ -161,7 +161,8 @@ def test_a_resize_is_charged(cluster: Cluster, budgeted: str) -> None:
     annotate(cluster, budgeted, "a", "6000Mi")
     with pytest.raises(ApiError, match="GPU memory: 4001Mi would exceed"):
         annotate(cluster, budgeted, "b", "4001Mi")
-    annotate(cluster, budgeted, "a", "100Mi")
+    wait_used(cluster, budgeted, "10000Mi")
+    annotate(cluster, budgeted, "a", "100Mi")  # given back when the controller has looked
     wait_used(cluster, budgeted, "8000Mi")
     annotate(cluster, budgeted, "b", "6000Mi")
 

@@ -9,16 +9,24 @@ claim was really given (`consumedCapacity`) counts where it is more than what wa
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from aliquot_webhook import ledger
-from aliquot_webhook.amounts import Amounts, Thing, of_allocation, uses
+from aliquot_webhook.amounts import Amounts, Thing, of_allocation, of_claim, uses
 from aliquot_webhook.budgets import Budgets, Cap
-from aliquot_webhook.charges import LEDGERS, Charges, ListApi, claim_entries, ledger_path
+from aliquot_webhook.charges import (
+    LEDGERS,
+    Charges,
+    ChargeUnavailable,
+    ListApi,
+    claim_entries,
+    ledger_path,
+)
 from aliquot_webhook.kube import MERGE_PATCH, ApiError
 from aliquot_webhook.ledger import Entries, Entry
+from aliquot_webhook.resizes import wishes
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, obj, text
 
@@ -74,7 +82,7 @@ class BudgetKeeper:
                 self._gone.setdefault(namespace, set()).add(uid)
 
     def release(self) -> None:
-        """Give back what the claims had that are gone. Raises ChargeUnavailable."""
+        """Give back what the claims had that are gone. What does not work now is left to `reconcile`."""
         with self._lock:
             gone, self._gone = self._gone, {}
         for namespace, uids in gone.items():
@@ -82,7 +90,10 @@ class BudgetKeeper:
             def without(entries: Entries, uids: set[str] = uids) -> dict[str, Entry]:
                 return {key: entry for key, entry in entries.items() if key not in uids}
 
-            self._charges.change(namespace, without)
+            try:
+                self._charges.change(namespace, without)
+            except ChargeUnavailable as error:
+                _tell(namespace, error)
 
     def forget(self) -> None:
         """Another controller leads: it has seen the same."""
@@ -90,9 +101,15 @@ class BudgetKeeper:
             self._gone.clear()
 
     def reconcile(self) -> None:
-        """Compare every budget with what there is. Raises ApiError, ChargeUnavailable."""
+        """Compare every budget with what there is. Raises ApiError; but a namespace whose ledger cannot be
+        written (it is too large, or the namespace ends) keeps nobody else waiting."""
         namespaces = self._budgets.namespaces()
-        usages = {namespace: self._reconcile(namespace) for namespace in namespaces}
+        usages: dict[str, Usage] = {}
+        for namespace in namespaces:
+            try:
+                usages[namespace] = self._reconcile(namespace)
+            except ChargeUnavailable as error:
+                _tell(namespace, error)
         self._show(usages)
         for budget in self._api.list_all(f"{LEDGERS}/aliquotbudgets", {})[0]:
             usage = usages.get(text(dig(budget, "metadata", "namespace")))
@@ -110,10 +127,42 @@ class BudgetKeeper:
                 entries, there, now_s=self._now_s(), in_flight_s=self._in_flight_s
             ),
         )
+        grown = {
+            uid for uid, entry in there.items() if entries[uid].amounts.memory > entry.amounts.memory
+        } & {text(dig(claim, "metadata", "uid")) for claim in ours if dig(claim, "status", "allocation")}
+        if grown:
+            needed = self._needed(namespace, ours, there)
+            entries = self._charges.change(
+                namespace,
+                lambda entries: ledger.shrink(
+                    entries,
+                    {uid: needed[uid] for uid in grown},
+                    now_s=self._now_s(),
+                    in_flight_s=self._in_flight_s,
+                ),
+            )
         consumed = Amounts()
         for claim in ours:
             consumed += of_allocation(claim)
         return Usage(caps=self._budgets.caps(namespace), used=ledger.total(entries), consumed=consumed)
+
+    def _needed(
+        self, namespace: str, claims: Sequence[JsonObject], there: Mapping[str, Entry]
+    ) -> dict[str, Amounts]:
+        """What claims count as by UID, with the limits that pods wish at present."""
+        pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {})
+        wished = wishes(pods, {text(dig(claim, "metadata", "name")): claim for claim in claims})
+        needed: dict[str, Amounts] = {}
+        for claim in claims:
+            name, uid = (text(dig(claim, "metadata", key)) for key in ("name", "uid"))
+            most = of_claim(
+                claim.get("spec"),
+                classes=self._classes,
+                whole_bytes=self._whole_bytes() or 0,
+                memory=wished.get(name),
+            )
+            needed[uid] = there[uid].amounts | most
+        return needed
 
     def _write_status(self, budget: JsonObject, usage: Usage) -> None:
         wanted = {
@@ -165,6 +214,10 @@ class ClaimSink:
     def remove(self, gone: JsonObject) -> None:
         """This one is gone."""
         self._gone(text(dig(gone, "metadata", "namespace")), text(dig(gone, "metadata", "uid")))
+
+
+def _tell(namespace: str, error: ChargeUnavailable) -> None:
+    logger.warning("budget is not compared", extra={"namespace": namespace, "error": str(error)})
 
 
 def series(usages: dict[str, Usage]) -> dict[tuple[str, str, str], int]:

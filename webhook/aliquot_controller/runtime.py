@@ -21,7 +21,6 @@ from aliquot_webhook.charges import ChargeUnavailable
 from aliquot_webhook.inventory import LiveInventory
 from aliquot_webhook.kube import ApiError, Kube
 from aliquot_webhook.loops import Loop
-from aliquot_webhook.policy import Policy
 from aliquot_webhook.reflector import Reflector
 from aliquot_webhook.runtime import budget_reflectors, charges, slices_reflector
 from aliquot_webhook.templates import ROOT
@@ -48,7 +47,7 @@ class Runtime:
         )
         inventory = LiveInventory()
         self._inventory = inventory
-        budgets = Budgets(policy=Policy(resources=settings.resources))
+        budgets = Budgets(policy=settings.quota_policy)
         self._budgets = BudgetKeeper(
             api=kube,
             budgets=budgets,

@@ -99,6 +99,36 @@ def of_allocation(claim: JsonObject) -> Amounts:
     return total
 
 
+def in_force(claim: JsonObject, *, classes: Collection[str]) -> Amounts:
+    """The memory of the limits that a claim's shares have on their node, by what the agent writes: more than
+    allocated where they have grown. Whole cards, which have no limit, are left out."""
+    whole = {
+        text(obj(request).get("name"))
+        for request in items(dig(claim, "spec", "devices", "requests"))
+        for each in [obj(request).get("exactly"), *items(obj(request).get("firstAvailable"))]
+        if dig(each, "deviceClassName") in classes
+        and names.CAPACITY_MEMORY not in obj(dig(each, "capacity", "requests"))
+    }
+    limits = {
+        _share(each): dig(each, "data", "limit")
+        for each in items(dig(claim, "status", "devices"))
+        if dig(each, "driver") == names.DRIVER
+    }
+    memory = 0
+    for result in items(dig(claim, "status", "allocation", "devices", "results")):
+        if dig(result, "driver") != names.DRIVER or dig(result, "adminAccess") is True:
+            continue
+        consumed = _quantity(obj(dig(result, "consumedCapacity")), names.CAPACITY_MEMORY) or 0
+        limit = limits.get(_share(result))
+        is_whole = text(dig(result, "request")).partition("/")[0] in whole
+        memory += consumed if is_whole or not isinstance(limit, int) else max(limit, consumed)
+    return Amounts(memory=memory)
+
+
+def _share(result: object) -> tuple[object, ...]:
+    return tuple(text(dig(result, key)) for key in ("pool", "device", "shareID"))
+
+
 def uses(spec: object, *, classes: Collection[str]) -> bool:
     """Whether a claim with `spec` asks for a device of `classes`."""
     return any(

@@ -142,6 +142,14 @@ def _check_count(planned: Sequence[PlannedRequest], policy: Policy) -> None:
             value=f"{len(planned)} containers with GPUs",
             fix=f"want at most {policy.max_requests} in one pod",
         )
+    for each in planned:
+        if each.request.count > policy.max_requests and not policy.count_is_distinct:
+            raise InvalidInput(
+                field=f"container {each.request.container}",
+                value=f"{each.request.count} GPUs",
+                fix=f"want at most {policy.max_requests} in one container before Kubernetes 1.36, where each"
+                " needs a request of its own",
+            )
     devices = sum(each.request.count for each in planned)
     if devices > policy.max_devices:
         raise InvalidInput(

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook import ledger
@@ -30,17 +29,13 @@ class BudgetOffice:
     def reserve(self, request: Request, specs: Sequence[object], *, is_again: bool) -> None:
         """For a pod that will have claims of `specs`, one reservation for each."""
         caps = self.budgets.caps(request.namespace)
-        if caps:
-            for spec in specs:
-                wanted = self._amounts(spec)
-                self._ask(
-                    partial(
-                        self.charges.reserve,
-                        *(request.namespace, wanted, caps),
-                        is_again=is_again,
-                        dry_run=request.is_dry_run,
-                    )
+        if caps and specs:
+            wanted = [self._amounts(spec) for spec in specs]
+            self._ask(
+                lambda: self.charges.reserve(
+                    request.namespace, wanted, caps, is_again=is_again, dry_run=request.is_dry_run
                 )
+            )
 
     def charge(self, request: Request) -> None:
         """For a claim."""

@@ -55,8 +55,10 @@ class _Ledger:
 class _Wish:
     """A change that a thread waits for."""
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: Change, *, until_s: float) -> None:
         self.change = change
+        self.until_s = until_s
+        """Then its API server has given up: what is written later is charged for nothing."""
         self._ended = threading.Event()
         self._outcome: dict[str, Entry] | Exception = {}
 
@@ -90,7 +92,7 @@ def claim_entries(
             created = parse_timestamp(dig(claim, "metadata", "creationTimestamp"))
             most = amounts.of_claim(spec, classes=classes, whole_bytes=whole_bytes or 0)
             found[text(dig(claim, "metadata", "uid"))] = Entry(
-                amounts=most | amounts.of_allocation(claim),
+                amounts=most | amounts.of_allocation(claim) | amounts.in_force(claim, classes=classes),
                 at_s=created.timestamp() if created else 0.0,
                 claim=text(dig(claim, "metadata", "name")),
             )
@@ -108,7 +110,9 @@ class Charges:
         whole_bytes: Callable[[], int | None],
         reservation_s: float,
         now_s: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._api = api
         self._classes = classes
         self._whole_bytes = whole_bytes
@@ -120,17 +124,27 @@ class Charges:
         self._guard = threading.Lock()
 
     def reserve(
-        self, namespace: str, wanted: Amounts, caps: Collection[Cap], *, is_again: bool, dry_run: bool
+        self,
+        namespace: str,
+        wanted: Sequence[Amounts],
+        caps: Collection[Cap],
+        *,
+        is_again: bool,
+        dry_run: bool,
     ) -> None:
-        """For a pod that is being admitted. Raises BudgetExceeded, ChargeUnavailable."""
-        key = uuid.uuid4().hex[:16]
-        self.change(
-            namespace,
-            lambda entries: ledger.reserve(
-                entries, key, wanted, caps=caps, now_s=self._now_s(), is_again=is_again
-            ),
-            dry_run=dry_run,
-        )
+        """For each claim of a pod that is being admitted, all or none. Raises BudgetExceeded,
+        ChargeUnavailable."""
+        keyed = [(uuid.uuid4().hex[:16], each) for each in wanted]
+
+        def change(entries: Entries) -> dict[str, Entry]:
+            changed = dict(entries)
+            for key, each in keyed:
+                changed = ledger.reserve(
+                    changed, key, each, caps=caps, now_s=self._now_s(), is_again=is_again
+                )
+            return changed
+
+        self.change(namespace, change, dry_run=dry_run)
 
     def charge(
         self,
@@ -169,7 +183,7 @@ class Charges:
 
     def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> dict[str, Entry]:
         """Bring about `change` of the namespace's entries; the entries after it."""
-        wish = _Wish(change)
+        wish = _Wish(change, until_s=self._clock() + _WAIT_S)
         if dry_run:
             self._settle(namespace, [wish], dry_run=True)
             return wish.outcome()
@@ -210,6 +224,9 @@ class Charges:
     def _try_to_settle(self, namespace: str, wishes: Sequence["_Wish"], *, dry_run: bool) -> None:
         known = None if dry_run else self._known.get(namespace)
         for _ in range(_ATTEMPTS):
+            wishes = self._in_time(namespace, wishes)
+            if not wishes:
+                return
             before = known or self._read(namespace)
             entries = ledger.current(before.entries, now_s=self._now_s(), reservation_s=self._reservation_s)
             outcomes: list[dict[str, Entry] | BudgetExceeded] = []
@@ -235,6 +252,14 @@ class Charges:
             return
         for wish in wishes:
             wish.end(ChargeUnavailable(f"the GPU budget of namespace {namespace} keeps changing; try again"))
+
+    def _in_time(self, namespace: str, wishes: Sequence["_Wish"]) -> Sequence["_Wish"]:
+        """Those for which it is not too late; the others end."""
+        now_s = self._clock()
+        for wish in wishes:
+            if now_s > wish.until_s:
+                wish.end(ChargeUnavailable(f"the GPU budget of namespace {namespace} is busy; try again"))
+        return [wish for wish in wishes if now_s <= wish.until_s]
 
     def _read(self, namespace: str) -> _Ledger:
         try:

@@ -16,6 +16,7 @@ from aliquot_webhook.requests import GpuRequest
 from aliquot_webhook.wire import JsonObject, items, obj, text
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
+_MOST_CONTAINERS: Final = 64
 DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -26,6 +27,17 @@ def check_reach(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy
     problem = next(beyond_its_share(spec), None)
     if problem is not None:
         raise problem
+
+
+def check_number(containers: Sequence[Container]) -> None:
+    """Before anything is compared with anything: a pod may have ten thousand containers, and admission of
+    all others waits while we think about them."""
+    if len(containers) > _MOST_CONTAINERS:
+        raise InvalidInput(
+            field="spec",
+            value=f"{len(containers)} containers with GPUs",
+            fix=f"want at most {_MOST_CONTAINERS}, init containers included",
+        )
 
 
 def check_names(spec: JsonObject, containers: Sequence[Container]) -> None:

@@ -84,7 +84,7 @@ def check_pod(
                 name = text(obj(entry).get("name"))
                 if name in ours and not obj(entry).get("request"):
                     path = f"spec.{kind}[{index}].resources.claims[{position}]"
-                    _check_distinct(ours[name], claims[name], policy, path=path, name=name)
+                    _check_distinct(ours[name], claims[name], path=path, name=name)
 
 
 def whole_requests(spec: object, *, classes: Collection[str]) -> set[str]:
@@ -93,7 +93,22 @@ def whole_requests(spec: object, *, classes: Collection[str]) -> set[str]:
     return {each.request for each in asked} - {each.request for each in asked if not each.is_whole}
 
 
-def _check_distinct(asked: list[Asked], claim: object, policy: Policy, *, path: str, name: str) -> None:
+def stated_memory(spec: object, *, classes: Collection[str]) -> dict[str, int]:
+    """Bytes that the requests of a claim ask for, by request; the most of its alternatives. Those that may
+    take a whole card are left out."""
+    found: dict[str, int] = {}
+    whole = set()
+    for each in _asked(obj(dig(spec, "devices")), field="", classes=classes):
+        if each.is_whole:
+            whole.add(each.request)
+            continue
+        stated = text(dig(each.ask, "capacity", "requests", names.CAPACITY_MEMORY))
+        number = quantity.parse(stated, field=names.CAPACITY_MEMORY)
+        found[each.request] = max(number, found.get(each.request, 0))
+    return {request: number for request, number in found.items() if request not in whole}
+
+
+def _check_distinct(asked: list[Asked], claim: object, *, path: str, name: str) -> None:
     """A container that takes all of a claim must not get one card twice: it could have one limit only."""
     sharing: list[str] = []
     for each in asked:

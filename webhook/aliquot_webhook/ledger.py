@@ -112,11 +112,28 @@ def charge(
 def resize(
     entries: Entries, uid: str, claim: str, amounts: Amounts, *, caps: Iterable[Cap], now_s: float
 ) -> dict[str, Entry]:
-    """With another amount for claim `uid`. Raises BudgetExceeded if it is more and does not fit."""
+    """With a larger amount for claim `uid`. Raises BudgetExceeded if it is more and does not fit.
+
+    A smaller one changes nothing yet: what is in use stays in use until its program gives it back. `shrink`
+    follows.
+    """
     before = entries.get(uid, Entry(amounts=Amounts(), at_s=now_s, claim=claim))
     others = {key: entry for key, entry in entries.items() if key != uid}
     _check(others, amounts, caps, before=before.amounts)
-    return {**others, uid: Entry(amounts=amounts, at_s=before.at_s, claim=claim)}
+    return {**others, uid: Entry(amounts=before.amounts | amounts, at_s=now_s, claim=claim)}
+
+
+def shrink(
+    entries: Entries, needed: Mapping[str, Amounts], *, now_s: float, in_flight_s: float
+) -> dict[str, Entry]:
+    """With no more for these claims (by UID) than they need: a resize was refused after its admission, or
+    taken back. One that is still on its way, for `in_flight_s`, is left alone."""
+    changed = dict(entries)
+    for uid, amounts in needed.items():
+        entry = entries.get(uid)
+        if entry is not None and now_s - entry.at_s > in_flight_s:
+            changed[uid] = Entry(amounts=amounts, at_s=entry.at_s, claim=entry.claim)
+    return changed
 
 
 def reconcile(

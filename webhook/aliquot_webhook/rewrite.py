@@ -72,6 +72,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
     record = pods.record_of(pod) if pods.has_claim(spec) else {}
     containers = list(pods.containers_of(spec, record, policy))
     pods.refuse_pod_level(spec, policy)
+    checks.check_number(containers)
     if not containers:
         _refuse_borrowed_templates(pod, spec, frozenset())
         return None

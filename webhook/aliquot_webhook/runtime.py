@@ -78,7 +78,7 @@ class Runtime:
             most_per_namespace=settings.max_templates,
             on_write=self._metrics.template_written,
         )
-        budgets = Budgets(policy=settings.policy)
+        budgets = Budgets(policy=settings.quota_policy)
         self._reflectors = (
             slices_reflector(kube, inventory),
             Reflector(

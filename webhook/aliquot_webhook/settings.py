@@ -41,12 +41,13 @@ class CommonSettings:
     resource_memory_percent: str = setting(names.RESOURCE_MEMORY_PERCENT, "resource name: % of memory")
     resource_cores: str = setting(names.RESOURCE_CORES, "resource name: % of compute per GPU")
     resource_priority: str = setting(names.RESOURCE_PRIORITY, "resource name: priority (dropped)")
+    memory_factor: int = setting(1, "MiB that one unit of the memory resource stands for")
     reservation_s: float = setting(
         60.0, "a pod's budget is kept for it until its claim is made, at most this long"
     )
 
     def __post_init__(self) -> None:
-        want_positive(self, "api_timeout_s", "reservation_s")
+        want_positive(self, "api_timeout_s", "memory_factor", "reservation_s")
         if self.log_level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             raise InvalidInput(
                 field="log_level", value=self.log_level, fix="want DEBUG, INFO, WARNING or ERROR"
@@ -62,6 +63,11 @@ class CommonSettings:
             cores=self.resource_cores,
             priority=self.resource_priority,
         )
+
+    @property
+    def quota_policy(self) -> Policy:
+        """What it takes to read a ResourceQuota; the same for webhook and controller."""
+        return Policy(resources=self.resources, memory_factor=self.memory_factor)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -93,11 +99,10 @@ class Settings(CommonSettings):
     default_memory: int = setting(0, "units of memory per GPU for containers that state none; 0: all of it")
     default_cores: int = setting(0, "% of compute per GPU for containers that share and state none")
     default_gpu_num: int = setting(1, "GPUs for containers that state memory or cores only")
-    memory_factor: int = setting(1, "MiB that one unit of the memory resource stands for")
 
     def __post_init__(self) -> None:
         CommonSettings.__post_init__(self)
-        want_positive(self, "default_gpu_num", "memory_factor")
+        want_positive(self, "default_gpu_num")
         for name, most in (("default_memory", 2**31 - 1), ("default_cores", 100)):
             if not 0 <= getattr(self, name) <= most:
                 raise InvalidInput(field=name, value=getattr(self, name), fix=f"want 0 to {most}")

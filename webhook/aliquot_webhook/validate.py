@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges what is written by hand: claims and templates for our GPUs, pods that use them, and live resizes."""
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Final
 
-from aliquot_api import names, quantity
+from aliquot_api import quantity
 from aliquot_api.annotations import memory_limits
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook import claimcheck
@@ -14,12 +16,16 @@ from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.kube import ApiError
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.probe import ServerState
+from aliquot_webhook.resizes import ANNOTATION, annotation_of, claim_names, containers_of
 from aliquot_webhook.review import log_refusal
 from aliquot_webhook.reviews import Notes, Outcome, Refused, Request, Result, allow, read, refuse
 from aliquot_webhook.templates import ROOT, Api
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
-_ANNOTATION = names.ANNOTATION_MEMORY_LIMIT
+logger = logging.getLogger(__name__)
+
+_MOST_CLAIMS: Final = 32
+"""Claims of a pod that are looked at: each is a call to the API server, and the server has no such limit."""
 
 
 class Validator:
@@ -80,33 +86,69 @@ class Validator:
         )
 
     def _pod(self, request: Request) -> Notes:
-        """A pod with claims, some of which may be ours."""
-        policy = self._judging_policy()
+        """A pod with claims, some of which may be ours. What keeps us from seeing that is no reason to refuse
+        it, for it may be another driver's; unless our annotation stands in it."""
+        spec = obj(request.new.get("spec"))
         specs: dict[str, object] = {}
-        for entry in items(dig(request.new, "spec", "resourceClaims")):
-            spec = self._spec_of(request.namespace, obj(entry))
-            if spec is not None:
-                specs[text(obj(entry).get("name"))] = spec
-        claimcheck.check_pod(obj(request.new.get("spec")), specs, classes=self._classes, policy=policy)
+        known: dict[tuple[str, str], object] = {}
+        for entry in items(spec.get("resourceClaims")):
+            meant = _meant(obj(entry))
+            if meant not in known:
+                if len(known) == _MOST_CLAIMS:
+                    break
+                try:
+                    known[meant] = self._spec_of(request.namespace, *meant)
+                except Refused as refused:
+                    logger.warning("pod is not looked at", extra={"error": refused.message})
+                    break
+            if known[meant] is not None:
+                specs[text(obj(entry).get("name"))] = known[meant]
+        claimcheck.check_pod(spec, specs, classes=self._classes, policy=self._policy)
+        if annotation_of(request.new) is not None:
+            self._check_first_limit(spec, specs, text(annotation_of(request.new)))
         return Notes()
 
-    def _spec_of(self, namespace: str, entry: JsonObject) -> object:
-        """Spec of the claim that a pod's entry means; None if it is not there (yet)."""
-        template = text(entry.get("resourceClaimTemplateName"))
-        if template:
-            return dig(self._get(namespace, "resourceclaimtemplates", template), "spec", "spec")
-        return dig(self._get(namespace, "resourceclaims", text(entry.get("resourceClaimName"))), "spec")
+    def _check_first_limit(self, spec: JsonObject, specs: dict[str, object], annotation: str) -> None:
+        """The agent grows a share to what the annotation says, so a pod must not be born with more than its
+        claims were checked and charged for."""
+        field = f"metadata.annotations[{ANNOTATION}]"
+        for entry in items(spec.get("resourceClaims")):
+            name = text(obj(entry).get("name"))
+            if name not in specs:
+                fix = f"claim {name[:63]!r} cannot be read, so nobody can tell whether that fits; create the"
+                fix += " claim or its template first, or set the annotation when the pod runs"
+                raise InvalidInput(field=field, value=annotation[:64], fix=fix)
+        ours: dict[str, JsonObject] = {
+            name: {"spec": each} for name, each in specs.items() if uses(each, classes=self._classes)
+        }
+        containers = containers_of(spec, ours)
+        limits = memory_limits(annotation, field=field, containers=list(containers)) if containers else {}
+        for container, limit_bytes in limits.items():
+            for name, request_name in containers[container]:
+                most = claimcheck.stated_memory(specs[name], classes=self._classes).get(request_name)
+                if most is not None and limit_bytes > most:
+                    raise InvalidInput(
+                        field=field,
+                        value=annotation[:64],
+                        fix=f"the claim of container {container} asks for {most // quantity.MIB}Mi; ask for"
+                        " more there, or set the annotation when the pod runs",
+                    )
+
+    def _spec_of(self, namespace: str, plural: str, name: str) -> object:
+        """Spec of a claim, or of the claims that a template makes; None if it is not there (yet)."""
+        spec = dig(self._get(namespace, plural, name), "spec")
+        return dig(spec, "spec") if plural == "resourceclaimtemplates" else spec
 
     def _resize(self, request: Request) -> Notes:
         """A new memory limit for a running pod."""
-        old, new = (_annotation(pod) for pod in (request.old, request.new))
+        old, new = (annotation_of(pod) for pod in (request.old, request.new))
         if old == new:
             return Notes()
         claims = self._our_claims(request)
-        containers = _containers_of(obj(request.new.get("spec")), claims)
+        containers = containers_of(obj(request.new.get("spec")), claims)
         if not claims:
             return Notes()
-        field = f"metadata.annotations[{_ANNOTATION}]"
+        field = f"metadata.annotations[{ANNOTATION}]"
         limits = {} if new is None else memory_limits(new, field=field, containers=list(containers))
         largest = self._inventory().largest
         memory: dict[str, dict[str, int]] = {name: {} for name in claims}
@@ -127,22 +169,22 @@ class Validator:
                         fix="this container has a whole GPU, which no limit makes smaller or larger; leave it"
                         " out (container=value, …)",
                     )
-                memory[name][request_name] = limit_bytes
+                memory[name][request_name] = max(limit_bytes, memory[name].get(request_name, 0))
         self._judging_policy()
         self._budget.resize(request, [(claims[name], memory[name]) for name in claims])
         return Notes(audit={"resize": "accepted"})
 
     def _our_claims(self, request: Request) -> dict[str, JsonObject]:
         """The pod's claims for our GPUs, by the pod's own names for them."""
-        made = {
-            text(obj(status).get("name")): text(obj(status).get("resourceClaimName"))
-            for status in items(dig(request.old, "status", "resourceClaimStatuses"))
-        }
         found: dict[str, JsonObject] = {}
-        for entry in items(dig(request.new, "spec", "resourceClaims")):
-            name = text(obj(entry).get("name"))
-            claim_name = text(obj(entry).get("resourceClaimName")) or made.get(name, "")
-            claim = self._get(request.namespace, "resourceclaims", claim_name)
+        known: dict[str, JsonObject | None] = {}
+        for name, claim_name in claim_names(request.old).items():
+            if claim_name not in known:
+                if len(known) == _MOST_CLAIMS:
+                    fix = f"of a pod with more than {_MOST_CLAIMS} claims no limit can be changed"
+                    raise InvalidInput(field="spec.resourceClaims", value=name[:63], fix=fix)
+                known[claim_name] = self._get(request.namespace, "resourceclaims", claim_name)
+            claim = known[claim_name]
             if claim is not None and uses(claim.get("spec"), classes=self._classes):
                 found[name] = claim
         return found
@@ -165,25 +207,9 @@ class Validator:
         return replace(self._policy, count_is_distinct=server.count_is_distinct)
 
 
-def _annotation(pod: JsonObject) -> str | None:
-    value = obj(dig(pod, "metadata", "annotations")).get(_ANNOTATION)
-    return text(value) if value is not None else None
-
-
-def _containers_of(spec: JsonObject, claims: dict[str, JsonObject]) -> dict[str, list[tuple[str, str]]]:
-    """The claims' requests that each container has, by the container's name."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for kind in ("containers", "initContainers"):
-        for container in items(spec.get(kind)):
-            for entry in items(dig(container, "resources", "claims")):
-                name = text(obj(entry).get("name"))
-                if name not in claims:
-                    continue
-                one = text(obj(entry).get("request"))
-                every = [
-                    text(obj(request).get("name"))
-                    for request in items(dig(claims[name], "spec", "devices", "requests"))
-                ]
-                pairs = [(name, each) for each in ([one] if one else every)]
-                found.setdefault(text(obj(container).get("name")), []).extend(pairs)
-    return found
+def _meant(entry: JsonObject) -> tuple[str, str]:
+    """Kind and name of what an entry of a pod's claims refers to."""
+    template = text(entry.get("resourceClaimTemplateName"))
+    if template:
+        return "resourceclaimtemplates", template
+    return "resourceclaims", text(entry.get("resourceClaimName"))

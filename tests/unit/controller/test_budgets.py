@@ -10,7 +10,7 @@ from aliquot_webhook.budgets import Cap
 from aliquot_webhook.charges import LEDGERS, ledger_path
 from tests.unit.webhook.offices import CLASSES
 from tests.unit.webhook.test_amounts import exactly, spec
-from tests.unit.webhook.test_budget import CLAIMS
+from tests.unit.webhook.test_budget import CLAIMS, request
 from tests.unit.webhook.test_budget import Bed as AdmissionBed
 
 BUDGET = f"{LEDGERS}/namespaces/team-a/aliquotbudgets/main"
@@ -123,3 +123,89 @@ def test_a_ledger_without_a_budget_goes_when_it_has_been_quiet() -> None:
     assert ledger_path("team-a") in bed.api.objects
     bed.keeper.reconcile()
     assert ledger_path("team-a") not in bed.api.objects
+
+
+def test_a_ledger_that_cannot_be_written_keeps_no_other_namespace_waiting() -> None:
+    bed = Bed()
+    bed.budgets.budgets.upsert({"metadata": {"namespace": "a-ends", "name": "main"}, "spec": {"gpus": 1}})
+    bed.api.forbidden.add(("GET", "/namespaces/a-ends/aliquotledgers"))
+    assert bed.admit_claim(10, "a")
+    assert bed.admit_claim(20, "b")
+    bed.keeper.gone("a-ends", "c")
+    bed.keeper.gone("team-a", "b")
+    bed.keeper.release()
+    assert bed.promised_mib == 10
+    bed.make_claim(10, "a")
+    bed.make_claim(5, "old")
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 15
+    assert set(bed.shown) == {"team-a"}
+
+
+def grown(bed: Bed, limit_mib: int | None) -> dict[str, Any]:
+    """Claim "a" of 40Mi, whose limit the agent has moved."""
+    bed.make_claim(40, "a", given_mib=40)
+    claim = bed.api.objects[f"{CLAIMS}/a"]
+    if limit_mib is not None:
+        share = {"driver": "gpu.aliquot.dev", "data": {"limit": limit_mib * MIB}}
+        claim["status"]["devices"] = [share]
+    return claim
+
+
+def annotated(bed: Bed, value: str | None) -> None:
+    claims = {"resources": {"claims": [{"name": "gpu"}]}}
+    bed.api.put(
+        "/api/v1/namespaces/team-a/pods/p",
+        {
+            "metadata": {"annotations": {} if value is None else {"aliquot.dev/gpu-memory-limit": value}},
+            "spec": {
+                "containers": [{"name": "main", **claims}],
+                "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}],
+            },
+            "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "a"}]},
+        },
+    )
+
+
+def test_a_resize_that_was_refused_after_its_admission_is_given_back() -> None:
+    bed = Bed()
+    assert bed.admit_claim(40, "a")
+    bed.now_s += 1000
+    bed.office.resize(request(), [(grown(bed, None), {"r0": 100 * MIB})])
+    annotated(bed, None)
+    bed.now_s += 90
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 100  # its update may be on its way
+    bed.now_s += 1
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 40
+
+
+def test_what_is_wished_or_in_force_stays_counted() -> None:
+    bed = Bed()
+    assert bed.admit_claim(40, "a")
+    claim = grown(bed, None)
+    bed.office.resize(request(), [(claim, {"r0": 100 * MIB})])
+    annotated(bed, "main=90Mi")  # not yet granted
+    bed.now_s += 91
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 90
+    grown(bed, 80)
+    annotated(bed, None)
+    bed.office.resize(request(), [(claim, {})])
+    assert bed.promised_mib == 90
+    bed.now_s += 91
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 80  # its programs hold on to it
+    grown(bed, 40)
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 40
+
+
+def test_growth_that_nobody_charged_counts() -> None:
+    bed = Bed()
+    assert bed.admit_claim(40, "a")
+    grown(bed, 70)
+    bed.keeper.reconcile()
+    assert bed.promised_mib == 70
+    assert not bed.admit_claim(31, "b")

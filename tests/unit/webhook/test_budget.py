@@ -16,8 +16,9 @@ from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, Thing
 from aliquot_webhook.budget import BudgetOffice
 from aliquot_webhook.budgets import Budgets, Cap, quota_caps
-from aliquot_webhook.charges import LEDGERS, ledger_path
+from aliquot_webhook.charges import LEDGERS, Charges, ChargeUnavailable, ledger_path
 from aliquot_webhook.inventory import Inventory
+from aliquot_webhook.kube import ApiError
 from aliquot_webhook.ledger import Entry
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.reviews import Refused, Request, Result
@@ -233,6 +234,33 @@ def test_a_ledger_that_cannot_be_written_admits_nothing() -> None:
     assert no.value.result == Result.NOT_READY
 
 
+def test_a_pod_with_several_claims_is_charged_for_all_or_none() -> None:
+    bed = Bed()
+    claims = [spec(exactly(memory="60Mi")), spec(exactly(memory="60Mi"))]
+    with pytest.raises(Refused, match="60Mi would exceed"):
+        bed.office.reserve(request(), claims, is_again=False)
+    assert bed.admit_pod(100)
+
+
+def test_what_comes_too_late_is_not_charged() -> None:
+    """Its API server has given up, and the author tries again."""
+    clock_s = 0.0
+
+    class Slow(FakeApi):
+        def call(self, method: Any, path: str, **more: Any) -> Any:
+            nonlocal clock_s
+            if method != "GET":
+                clock_s += 3
+                raise ApiError(status=409, message="somebody was quicker")
+            return super().call(method, path, **more)
+
+    api = Slow()
+    charges = Charges(api=api, classes=(), whole_bytes=lambda: None, reservation_s=60, clock=lambda: clock_s)
+    with pytest.raises(ChargeUnavailable, match="is busy; try again"):
+        charges.reserve("team-a", [Amounts(memory=1)], [], is_again=False, dry_run=False)
+    assert clock_s == 6
+
+
 def test_a_template_has_to_fit_into_an_empty_namespace() -> None:
     bed = Bed()
     assert bed.admit_claim(100, "a")
@@ -242,7 +270,7 @@ def test_a_template_has_to_fit_into_an_empty_namespace() -> None:
         bed.office.check_template(request({"spec": spec(exactly(memory="101Mi"))}))
 
 
-def test_a_resize_is_charged_for_what_it_adds_and_may_always_go_down() -> None:
+def test_a_resize_is_charged_for_what_it_adds_and_may_always_go_down_which_gives_back_nothing_yet() -> None:
     bed = Bed()
     assert bed.admit_claim(60, "a")
     claim = {"metadata": {"uid": "a", "name": "claim-a"}, "spec": spec(exactly(memory="60Mi"))}
@@ -251,7 +279,7 @@ def test_a_resize_is_charged_for_what_it_adds_and_may_always_go_down() -> None:
     with pytest.raises(Refused, match="101Mi would exceed"):
         bed.office.resize(request(), [(claim, {"r0": 101 * MIB})])
     bed.office.resize(request(), [(claim, {"r0": 10 * MIB})])
-    assert bed.promised_mib == 60  # what the claim consumes stays taken
+    assert bed.promised_mib == 100  # its programs may still use it: the controller looks
 
 
 def test_a_whole_gpu_cannot_be_counted_while_none_is_known() -> None:

@@ -176,6 +176,13 @@ def test_a_list_comes_page_by_page(server: Server, kube: Kube) -> None:
     assert all("labelSelector=a%3Db" in path for _, path, _, _ in server.asked)
 
 
+def test_a_list_leaves_out_who_wrote_what(server: Server, kube: Kube) -> None:
+    """Thousands of objects are held at once."""
+    metadata = {"name": "a", "managedFields": [{"manager": "kubectl"}]}
+    server.answer = lambda method, path: (200, json.dumps({"items": [{"metadata": metadata}]}).encode())
+    assert kube.list_all("/things", {})[0] == [{"metadata": {"name": "a"}}]
+
+
 def test_a_watch_gives_whole_events_however_they_are_cut(server: Server, kube: Kube) -> None:
     server.events = [b'{"type":"ADDED"', b'}\n{"type":"DELETED"}\n{"ty', b'pe":"BOOKMARK"}\n']
     server.release.set()

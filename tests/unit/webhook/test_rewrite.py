@@ -197,6 +197,21 @@ def test_too_many_devices_are_refused() -> None:
     assert template_of(pod(container("a", vgpu="16")), known=large)
 
 
+def test_very_many_containers_are_refused_before_they_are_compared() -> None:
+    first = [container(f"i-{each}", gpumem="1000") for each in range(64)]
+    main = container("main", gpumem="1000")
+    assert "65 containers with GPUs" in refused(pod(main, initContainers=first))
+    assert isinstance(rewrite(pod(main, initContainers=first[1:]), POLICY, CLUSTER), Patch)
+
+
+def test_a_container_gets_no_more_cards_than_its_claim_may_have_requests() -> None:
+    """Before 1.36 each card is a request, and a claim with more of them is refused when it is made: the pod
+    would wait for ever."""
+    old = Policy(count_is_distinct=False)
+    assert "at most 8 in one container" in refused(pod(container(vgpu="9")), policy=old, known=Inventory())
+    assert isinstance(rewrite(pod(container(vgpu="8")), old, Inventory()), Patch)
+
+
 def test_priority_is_taken_out_and_said_to_mean_nothing() -> None:
     alone, patch = converted(pod(container(priority="1")))
     assert patch.templates == ()

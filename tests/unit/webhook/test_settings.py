@@ -4,6 +4,7 @@
 import pytest
 
 from aliquot_controller.settings import ControllerSettings
+from aliquot_webhook.budgets import quota_caps
 from aliquot_webhook.settings import Settings, read
 
 
@@ -62,3 +63,12 @@ def test_a_bad_setting_of_the_controller_ends_its_start(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         read(ControllerSettings, prog="aliquot-controller", argv=["--stale-claims", "kill"], environ={})
     assert "want one of off, report, release" in capsys.readouterr().err
+
+
+def test_webhook_and_controller_read_a_quota_alike() -> None:
+    argv = ["--memory-factor", "1024", "--resource-memory", "example.com/gpumem"]
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.example.com/gpumem": "2"}}}
+    for kind in (Settings, ControllerSettings):
+        given = read(kind, prog="aliquot", argv=argv, environ={})
+        [cap] = quota_caps(quota, given.quota_policy)
+        assert cap.limit == 2 * 1024**3

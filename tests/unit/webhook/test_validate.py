@@ -156,10 +156,69 @@ def test_privileged_pods_with_hand_written_claims() -> None:
     assert "privileged" in generous.judge("pods", pod("whole", "share", **privileged))
 
 
-def test_a_claim_that_cannot_be_read_is_an_answer() -> None:
+def test_what_keeps_us_from_looking_is_no_reason_to_refuse_a_pod() -> None:
+    """It may be another driver's."""
+    bed = Bed()
+    bed.put_claim("nic", exactly(device_class="nic.example"))
+    bed.server = ServerState(problem="DeviceClass gpu.aliquot.dev is missing")
+    assert bed.judge("pods", pod("nic")) == ""
+    bed.api.forbidden.add(("GET", "resourceclaims"))
+    assert bed.judge("pods", pod("nic")) == ""
+
+
+def test_a_resize_of_claims_that_cannot_be_read_is_refused() -> None:
     bed = Bed()
     bed.api.forbidden.add(("GET", "resourceclaims"))
-    assert "cannot read resourceclaims team-a/share" in bed.judge("pods", pod("share"))
+    message = bed.judge("pods", pod("share", annotation="2Gi"), operation="UPDATE", old=pod("share"))
+    assert "cannot read resourceclaims team-a/share" in message
+
+
+def test_a_pod_of_very_many_claims_costs_few_calls() -> None:
+    bed = Bed()
+    many = pod(*(f"claim-{number}" for number in range(5000)))
+    assert bed.judge("pods", many) == ""
+    assert len(bed.api.calls) <= 40
+    annotated = copy.deepcopy(many)
+    annotated["metadata"]["annotations"] = {LIMIT: "2Gi"}
+    assert "more than 32 claims" in bed.judge("pods", annotated, operation="UPDATE", old=many)
+    assert len(bed.api.calls) <= 80
+
+
+def test_one_claim_under_many_names_is_read_once() -> None:
+    bed = Bed()
+    bed.put_claim("share", exactly(memory="1Gi"))
+    given = pod("share")
+    entries = [{"name": f"c{number}", "resourceClaimName": "share"} for number in range(100)]
+    given["spec"]["resourceClaims"] += entries
+    assert bed.judge("pods", given) == ""
+    assert len(bed.api.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("annotation", "says"),
+    [
+        ("1Gi", ""),
+        ("main=512Mi", ""),
+        ("2Gi", "asks for 1024Mi"),
+        ("main=1025Mi", "asks for 1024Mi"),
+        ("main=x", "want a Kubernetes quantity"),
+    ],
+)
+def test_no_pod_is_born_with_more_than_its_claims_ask_for(annotation: str, says: str) -> None:
+    bed = Bed()
+    bed.put_claim("share", exactly(memory="1Gi"))
+    message = bed.judge("pods", pod("share", annotation=annotation))
+    assert bool(says) == bool(message)
+    assert says in message
+
+
+def test_a_first_limit_needs_claims_that_can_be_read() -> None:
+    bed = Bed()
+    assert "create the claim or its template first" in bed.judge("pods", pod("later", annotation="2Gi"))
+    bed.put_claim("nic", exactly(device_class="nic.example"))
+    assert bed.judge("pods", pod("nic", annotation="2Gi")) == ""
+    bed.put_claim("whole", exactly())
+    assert bed.judge("pods", pod("whole", annotation="2Gi")) == ""
 
 
 def test_one_card_twice() -> None:
