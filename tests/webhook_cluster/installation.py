@@ -6,6 +6,7 @@ processes by an EndpointSlice of ours. No image has to be built, and a test can 
 likes.
 """
 
+import base64
 import json
 import os
 import signal
@@ -183,7 +184,8 @@ class Installation:
         if not self._is_called():
             return False
         secret = self.cluster.get("secrets", "aliquot-webhook-tls", NAMESPACE)
-        return all(secret["data"]["ca.crt"] in bundle for bundle in self.bundles())
+        authority = base64.b64decode(secret["data"]["ca.crt"])
+        return all(authority in base64.b64decode(bundle) for bundle in self.bundles())
 
     def _is_called(self) -> bool:
         """Whether the API server finds its way to us (endpoints reach it late)."""
