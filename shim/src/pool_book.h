@@ -34,6 +34,24 @@ struct aq_pool {
 /* One that was given out. */
 struct aq_pool *aq_pool_numbered(uint32_t number);
 
+static inline enum aq_pool_kind aq_pool_kind_of(const struct aq_pool *pool) {
+  return __atomic_load_n(&pool->kind, __ATOMIC_SEQ_CST);
+}
+
+static inline void aq_pool_let_go(struct aq_pool *pool) {
+  __atomic_sub_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
+}
+
+/* It is what it is, and its handle good, until it is let go. False: it is being destroyed, or has been. */
+static inline bool aq_pool_hold(struct aq_pool *pool) {
+  __atomic_add_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
+  enum aq_pool_kind kind = aq_pool_kind_of(pool);
+  if (kind == DEVICE_POOL || kind == GRAPH_POOL)
+    return true;
+  aq_pool_let_go(pool);
+  return false;
+}
+
 /* A destroyed one's charge is given back, and its number can be used again. Once, whoever is last. */
 AQ_RARE void aq_pool_retire(struct aq_pool *pool);
 

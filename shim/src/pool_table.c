@@ -107,6 +107,14 @@ struct aq_share *aq_pool_payer(const struct aq_pool *pool) {
   return pool->share;
 }
 
+/* Until it is destroyed, or stays after all, other threads leave its handle alone; those that are asking
+ * the driver about it are waited for. */
+static void send_away(struct aq_pool *pool) {
+  __atomic_store_n(&pool->kind, LEAVING_POOL, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&pool->held, __ATOMIC_SEQ_CST) > 0)
+    sched_yield();
+}
+
 struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
   struct aq_pool *pool = aq_pool_find(handle);
   if (pool)
@@ -119,6 +127,7 @@ struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
       aq_note(&(struct aq_record){.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool->number});
   pthread_mutex_unlock(&table_lock);
   if (!named) {
+    send_away(pool);
     __atomic_store_n(&pool->kind, DESTROYED_POOL, __ATOMIC_SEQ_CST);
     aq_pool_retire(pool);
     return NULL;
@@ -200,12 +209,10 @@ void aq_pool_set_threshold(struct aq_pool *pool, uint64_t bytes) {
   __atomic_store_n(&pool->threshold, bytes, __ATOMIC_RELAXED);
 }
 
-/* Until it is destroyed, or stays after all, other threads leave its handle alone; those that are asking
- * the driver about it are waited for. */
-static void send_away(struct aq_pool *pool) {
-  __atomic_store_n(&pool->kind, LEAVING_POOL, __ATOMIC_SEQ_CST);
-  while (__atomic_load_n(&pool->held, __ATOMIC_SEQ_CST) > 0)
-    sched_yield();
+static bool holds_more_than_it_uses(const struct aq_pool *pool) {
+  uint64_t used = __atomic_load_n(&pool->used, __ATOMIC_RELAXED);
+  uint64_t charged = __atomic_load_n(&pool->charged, __ATOMIC_RELAXED);
+  return pool->share && charged > used;
 }
 
 struct aq_pool *aq_pool_destroy_begin(CUmemoryPool handle) {
@@ -214,7 +221,7 @@ struct aq_pool *aq_pool_destroy_begin(CUmemoryPool handle) {
   if (!aq_free_begin(AQ_POOL, (uintptr_t)handle, &freed))
     return NULL;
   struct aq_pool *pool = aq_pool_numbered(freed.record.number);
-  if (pool->share && __atomic_load_n(&pool->used, __ATOMIC_ACQUIRE) < pool->charged) {
+  if (holds_more_than_it_uses(pool)) {
     aq_pool_trim(pool); /* it cannot be asked any more afterwards */
     aq_pool_refresh(pool);
   }
@@ -237,18 +244,18 @@ void aq_pool_destroy_end(struct aq_pool *pool, CUmemoryPool handle, bool done) {
 
 /* --- all pools --- */
 
-static bool holds_more_than_it_uses(const struct aq_pool *pool) {
-  uint64_t used = __atomic_load_n(&pool->used, __ATOMIC_RELAXED);
-  uint64_t charged = __atomic_load_n(&pool->charged, __ATOMIC_RELAXED);
-  return pool->share && pool->kind == DEVICE_POOL && charged > used &&
-         charged > __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED);
-}
-
 void aq_pools_synchronised(void) {
   uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
-  for (uint32_t number = 1; number <= count; number++)
-    if (holds_more_than_it_uses(aq_pool_numbered(number)))
-      aq_pool_refresh(aq_pool_numbered(number));
+  for (uint32_t number = 1; number <= count; number++) {
+    struct aq_pool *pool = aq_pool_numbered(number);
+    if (!aq_pool_hold(pool))
+      continue;
+    if (aq_pool_kind_of(pool) == DEVICE_POOL && holds_more_than_it_uses(pool) &&
+        __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
+            __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED))
+      aq_pool_refresh(pool);
+    aq_pool_let_go(pool);
+  }
 }
 
 void aq_pools_refresh(void) {
@@ -257,16 +264,18 @@ void aq_pools_refresh(void) {
     aq_pool_refresh(aq_pool_numbered(number));
 }
 
+/* Of graph memory it is not known how much is used. */
 void aq_pools_reclaim(struct aq_share *share) {
   uint32_t count = __atomic_load_n(&pool_count, __ATOMIC_ACQUIRE);
   for (uint32_t number = 1; number <= count; number++) {
     struct aq_pool *pool = aq_pool_numbered(number);
-    if (pool->share != share || pool->charged == 0)
+    if (!aq_pool_hold(pool))
       continue;
-    if (pool->kind == DEVICE_POOL && pool->charged <= pool->used)
-      continue;
-    aq_pool_trim(pool);
-    aq_pool_refresh(pool);
+    if (pool->share == share && holds_more_than_it_uses(pool)) {
+      aq_pool_trim(pool);
+      aq_pool_refresh(pool);
+    }
+    aq_pool_let_go(pool);
   }
 }
 

@@ -38,28 +38,14 @@ static void unlock(struct aq_pool *pool) {
   __atomic_store_n(&pool->locked, 0, __ATOMIC_RELEASE);
 }
 
-/* Its handle is good until let_go. False: it is being destroyed, or has been. */
-static bool hold(struct aq_pool *pool) {
-  __atomic_add_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
-  enum aq_pool_kind kind = __atomic_load_n(&pool->kind, __ATOMIC_SEQ_CST);
-  if (kind == DEVICE_POOL || kind == GRAPH_POOL)
-    return true;
-  __atomic_sub_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
-  return false;
-}
-
-static void let_go(struct aq_pool *pool) {
-  __atomic_sub_fetch(&pool->held, 1, __ATOMIC_SEQ_CST);
-}
-
 /* --- what the driver says --- */
 
 static bool read_reserved(const struct aq_pool *pool, uint64_t *bytes) {
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   struct aq_own_calls calls = aq_own_calls_begin();
-  if (pool->kind == DEVICE_POOL && AQ_REAL(cuMemPoolGetAttribute))
+  if (aq_pool_kind_of(pool) == DEVICE_POOL && AQ_REAL(cuMemPoolGetAttribute))
     result = AQ_REAL(cuMemPoolGetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes);
-  else if (pool->kind == GRAPH_POOL && AQ_REAL(cuDeviceGetGraphMemAttribute))
+  else if (aq_pool_kind_of(pool) == GRAPH_POOL && AQ_REAL(cuDeviceGetGraphMemAttribute))
     result =
         AQ_REAL(cuDeviceGetGraphMemAttribute)(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes);
   aq_own_calls_end(&calls);
@@ -67,16 +53,16 @@ static bool read_reserved(const struct aq_pool *pool, uint64_t *bytes) {
 }
 
 void aq_pool_trim(struct aq_pool *pool) {
-  if (!hold(pool))
+  if (!aq_pool_hold(pool))
     return;
   struct aq_own_calls calls = aq_own_calls_begin();
-  if (pool->kind == DEVICE_POOL && AQ_REAL(cuMemPoolTrimTo))
+  if (aq_pool_kind_of(pool) == DEVICE_POOL && AQ_REAL(cuMemPoolTrimTo))
     AQ_REAL(cuMemPoolTrimTo)(pool->handle, 0);
-  else if (pool->kind == GRAPH_POOL && AQ_REAL(cuDeviceGraphMemTrim))
+  else if (aq_pool_kind_of(pool) == GRAPH_POOL && AQ_REAL(cuDeviceGraphMemTrim))
     AQ_REAL(cuDeviceGraphMemTrim)(pool->device);
   __atomic_add_fetch(&pool->trims, 1, __ATOMIC_SEQ_CST);
   aq_own_calls_end(&calls);
-  let_go(pool);
+  aq_pool_let_go(pool);
 }
 
 /* --- the charge --- */
@@ -86,7 +72,7 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
                            bool strictly) {
   bool fits = true;
   if (reserved < pool->charged) {
-    if (pool->kind == GRAPH_POOL) /* the driver has made room: what was resident may not be */
+    if (aq_pool_kind_of(pool) == GRAPH_POOL) /* the driver has made room: what was resident may not be */
       __atomic_add_fetch(&pool->trims, 1, __ATOMIC_SEQ_CST);
     aq_give_from(pool->share, AQ_RESERVE, pool->number, pool->charged - reserved);
   } else if (reserved > pool->charged) {
@@ -111,11 +97,11 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
 static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool strictly) {
   uint64_t reserved = 0;
   uint64_t ticket = __atomic_add_fetch(&pool->tickets, 1, __ATOMIC_SEQ_CST);
-  bool held = hold(pool);
+  bool held = aq_pool_hold(pool);
   bool known = held && pool->share && read_reserved(pool, &reserved);
   bool fits = true;
   lock(pool);
-  pool->announced -= announced->bytes;
+  __atomic_store_n(&pool->announced, pool->announced - announced->bytes, __ATOMIC_RELAXED);
   if (known && ticket > pool->newest) {
     pool->newest = ticket;
     fits = charge_reading(pool, announced, reserved, strictly);
@@ -124,28 +110,30 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool stric
     aq_cancel(announced);
   unlock(pool);
   if (held)
-    let_go(pool);
+    aq_pool_let_go(pool);
   return fits;
 }
 
 void aq_pool_refresh(struct aq_pool *pool) {
-  struct aq_charge nothing = {pool->share, 0, 0};
-  if (pool->share)
-    settle(pool, &nothing, true);
+  struct aq_charge nothing = {NULL, 0, 0};
+  settle(pool, &nothing, true);
 }
 
 /* By how much an allocation makes the pool grow, from how much others did. */
 static void learn_step(struct aq_pool *pool, uint64_t bytes, uint64_t grown) {
   uint64_t step = grown & -grown;
-  if (pool->kind != DEVICE_POOL || step < LEAST_STEP)
+  if (aq_pool_kind_of(pool) != DEVICE_POOL || step < LEAST_STEP)
     return;
-  if (!pool->step || step < pool->step)
-    pool->step = step;
-  pool->step_is_known = round_up(bytes, pool->step / 2) < grown;
+  uint64_t known = __atomic_load_n(&pool->step, __ATOMIC_RELAXED);
+  if (known && known < step)
+    step = known;
+  __atomic_store_n(&pool->step, step, __ATOMIC_RELAXED);
+  __atomic_store_n(&pool->step_is_known, round_up(bytes, step / 2) < grown, __ATOMIC_RELAXED);
 }
 
 static uint64_t growth(const struct aq_pool *pool, uint64_t bytes) {
-  return round_up(bytes, pool->step ? pool->step : USUAL_STEP);
+  uint64_t step = __atomic_load_n(&pool->step, __ATOMIC_RELAXED);
+  return round_up(bytes, step ? step : USUAL_STEP);
 }
 
 /* True if the pool need not grow, by the sizes alone: what is reserved may be in pieces. */
@@ -155,13 +143,13 @@ static bool seems_enough(const struct aq_pool *pool, uint64_t used) {
 
 /* It does not come about, or is taken back. */
 static void forget_use(const struct aq_pool_ask *ask) {
-  if (ask->pool->kind != GRAPH_POOL)
+  if (aq_pool_kind_of(ask->pool) != GRAPH_POOL)
     __atomic_sub_fetch(&ask->pool->used, ask->bytes, __ATOMIC_SEQ_CST);
 }
 
 static void note_announced(struct aq_pool_ask *ask, const struct aq_charge *charge) {
   lock(ask->pool);
-  ask->pool->announced += charge->bytes;
+  __atomic_store_n(&ask->pool->announced, ask->pool->announced + charge->bytes, __ATOMIC_RELAXED);
   unlock(ask->pool);
   ask->generation = charge->generation;
   ask->reserved = charge->bytes;
@@ -192,9 +180,10 @@ AQ_RARE static bool announce(struct aq_pool_ask *ask) {
     aq_count_refusal(pool->share);
     return false;
   }
-  bool enough =
-      pool->kind != GRAPH_POOL && seems_enough(pool, __atomic_load_n(&pool->used, __ATOMIC_ACQUIRE));
-  bool certain = pool->kind == GRAPH_POOL || (pool->step_is_known && !enough);
+  bool enough = aq_pool_kind_of(pool) != GRAPH_POOL &&
+                seems_enough(pool, __atomic_load_n(&pool->used, __ATOMIC_ACQUIRE));
+  bool certain = aq_pool_kind_of(pool) == GRAPH_POOL ||
+                 (__atomic_load_n(&pool->step_is_known, __ATOMIC_RELAXED) && !enough);
   if (certain ? aq_reserve(pool->share, wanted, &charge) : aq_reserve_at_once(pool->share, wanted, &charge)) {
     note_announced(ask, &charge);
     return true;
@@ -217,11 +206,11 @@ AQ_RARE static bool announce(struct aq_pool_ask *ask) {
 
 /* Far from the limit nothing is announced for what needs no growth. */
 bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask) {
-  bytes = pool->kind == GRAPH_POOL ? round_up(bytes, LEAST_STEP) : round_up(bytes, GRAIN);
+  bytes = aq_pool_kind_of(pool) == GRAPH_POOL ? round_up(bytes, LEAST_STEP) : round_up(bytes, GRAIN);
   *ask = (struct aq_pool_ask){.pool = pool, .bytes = bytes};
-  if (pool->kind == GRAPH_POOL && bytes == 0)
+  if (aq_pool_kind_of(pool) == GRAPH_POOL && bytes == 0)
     return true;
-  if (pool->kind != GRAPH_POOL) {
+  if (aq_pool_kind_of(pool) != GRAPH_POOL) {
     uint64_t used = __atomic_add_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
     if (seems_enough(pool, used) && aq_headroom(pool->share) / NEAR >= growth(pool, bytes))
       return true;
@@ -243,7 +232,7 @@ void aq_pool_cancel(const struct aq_pool_ask *ask) {
   if (!charge.bytes)
     return;
   lock(ask->pool);
-  ask->pool->announced -= charge.bytes;
+  __atomic_store_n(&ask->pool->announced, ask->pool->announced - charge.bytes, __ATOMIC_RELAXED);
   unlock(ask->pool);
   aq_cancel(&charge);
 }
@@ -296,7 +285,7 @@ void aq_pool_undone(const struct aq_pool_ask *ask) {
 void aq_pool_freed(uint32_t number, uint64_t bytes, bool at_once) {
   struct aq_pool *pool = aq_pool_numbered(number);
   uint64_t used = __atomic_sub_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&pool->kind, __ATOMIC_SEQ_CST) == DESTROYED_POOL) {
+  if (aq_pool_kind_of(pool) == DESTROYED_POOL) {
     /* The driver gives its memory back at the latest with the last pointer. */
     if (used == 0)
       aq_pool_retire(pool);

@@ -42,7 +42,7 @@ _SANITIZERS: Final = {
         libraries=("libtsan.so",),
         # The ledger is shared between processes, which the sanitizer cannot see.
         options={"TSAN_OPTIONS": "exitcode=99:report_signal_unsafe=0"},
-        suites=("memory", "processes"),
+        suites=("memory", "processes", "pools", "references"),
     ),
 }
 
