@@ -136,9 +136,12 @@ class Claims:
         """Where the share's quota and ledger are."""
         return self._store.share_dir(claim.uid, share.share)
 
-    def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-        """Makes the claim's shares ready; the same answer each time. Raises Refused, OSError."""
-        deadline = time.monotonic() + self._patience_s
+    def prepare(self, ref: ClaimRef, *, waited_s: float = 0.0) -> tuple[PreparedDevice, ...]:
+        """Makes the claim's shares ready; the same answer each time. Raises Refused, OSError.
+
+        `waited_s` is what the other claims of the same call took of its time.
+        """
+        deadline = time.monotonic() + self._patience_s - waited_s
         with self._lock(ref.uid):
             entry = self._checkpoints.load(ref.uid)
             claim = self._reader.claim(ref.namespace, ref.name, deadline=deadline, known=entry is not None)

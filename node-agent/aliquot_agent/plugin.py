@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Preparer(Protocol):
     """What the service asks of claims.Claims."""
 
-    def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    def prepare(self, ref: ClaimRef, *, waited_s: float) -> tuple[PreparedDevice, ...]:
         """Makes a claim ready; raises Refused, OSError."""
 
     def unprepare(self, uid: str) -> None:
@@ -44,10 +44,10 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):
     def NodePrepareResources(
         self, request: dra_pb2.NodePrepareResourcesRequest, context: grpc.ServicerContext
     ) -> dra_pb2.NodePrepareResourcesResponse:
-        """Prepares each claim."""
-        response = dra_pb2.NodePrepareResourcesResponse()
+        """Prepares each claim; all of them share the time that kubelet gives a call."""
+        response, begun = dra_pb2.NodePrepareResourcesResponse(), time.monotonic()
         for claim in request.claims:
-            response.claims[claim.uid].CopyFrom(self._prepare(claim))
+            response.claims[claim.uid].CopyFrom(self._prepare(claim, begun=begun))
         return response
 
     def NodeUnprepareResources(
@@ -59,12 +59,12 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):
             response.claims[claim.uid].CopyFrom(self._unprepare(claim))
         return response
 
-    def _prepare(self, claim: dra_pb2.Claim) -> dra_pb2.NodePrepareResourceResponse:
+    def _prepare(self, claim: dra_pb2.Claim, *, begun: float) -> dra_pb2.NodePrepareResourceResponse:
         started = time.monotonic()
         ref = ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid)
         extra = {"claim_uid": claim.uid, "claim": f"{claim.namespace}/{claim.name}"}
         try:
-            devices = self._claims.prepare(ref)
+            devices = self._claims.prepare(ref, waited_s=started - begun)
         except Exception as error:
             known = isinstance(error, Refused | OSError | ValueError)
             self._failed("prepare")

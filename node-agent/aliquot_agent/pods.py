@@ -5,13 +5,13 @@ While the server is away the last answer holds: containers that run do not chang
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.errors import ApiError
+from aliquot_agent.loops import Loop
 from aliquot_api.names import ANNOTATION_MEMORY_LIMIT
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 _WATCH_S: Final = 300
+_PAUSE_S: Final = 0.2
+"""Between two watches: a server may end each at once."""
 _RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 10.0
 _DEFAULT_GRACE_S: Final = 30
@@ -144,26 +146,18 @@ class Pods:
         self._node = node
         self._changed = changed
         self._pods: Mapping[str, Pod] = {}
-        self._synced = False
         self._events = api.pod_watch(node)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="pod-watch")
+        self._delay_s = _RETRY_S
+        self._loop = Loop(name="pod-watch", step=self._follow, period_s=0.0)
 
     def start(self) -> None:
         """Begins to watch."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Ends the watch."""
-        self._stop.set()
         self._events.stop()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    @property
-    def synced(self) -> bool:
-        """Whether the server has answered since the start."""
-        return self._synced
+        self._loop.stop()
 
     def by_uid(self, uid: str) -> Pod | None:
         """The pod with this UID."""
@@ -195,7 +189,6 @@ class Pods:
         """Takes a list as all there is."""
         found = (digest(pod) for pod in pods)
         self._pods = {pod.uid: pod for pod in found if pod is not None}
-        self._synced = True
         self._changed()
 
     def learn(self, kind: str, pod: Object) -> None:
@@ -210,19 +203,19 @@ class Pods:
         self._pods = others if known is None else {**others, uid: known}
         self._changed()
 
-    def _loop(self) -> None:
-        delay_s = _RETRY_S
-        while not self._stop.is_set():
-            try:
-                listed, version = self._api.list_pods(self._node)
-                self.replace(listed)
-                delay_s = _RETRY_S
-                while not self._stop.is_set():
-                    for kind, pod in self._events.follow(version, timeout_s=_WATCH_S):
-                        version = str(pod["metadata"]["resourceVersion"])
-                        self.learn(kind, pod)
-            except ApiError as error:
-                if not self._stop.is_set() and error.status != 410:
-                    logger.warning("pods cannot be watched", extra={"error": str(error)})
-                self._stop.wait(delay_s)
-                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+    def _follow(self) -> None:
+        """One list, and watches until one fails."""
+        try:
+            listed, version = self._api.list_pods(self._node)
+            self.replace(listed)
+            self._delay_s = _RETRY_S
+            while not self._loop.stopping:
+                for kind, pod in self._events.follow(version, timeout_s=_WATCH_S):
+                    version = str(pod["metadata"]["resourceVersion"])
+                    self.learn(kind, pod)
+                self._loop.pause(_PAUSE_S)
+        except ApiError as error:
+            if not self._loop.stopping and error.status != 410:
+                logger.warning("pods cannot be watched", extra={"error": str(error)})
+            self._loop.pause(self._delay_s)
+            self._delay_s = min(2 * self._delay_s, _LONGEST_RETRY_S)

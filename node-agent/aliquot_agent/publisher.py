@@ -94,6 +94,7 @@ class Publisher:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._known: dict[str, Object] | None = None  # None until listed
+        self._last_end = 0  # version at which the last slice was deleted
         self._probed = False
         self._refusal: str | None = None  # why the server cannot hold shares; valid once probed
         self._keeps_taints = True  # valid once probed
@@ -144,6 +145,7 @@ class Publisher:
                 listed, version = self._api.list_slices(self._node)
                 with self._lock:
                     self._known = {slice_["metadata"]["name"]: slice_ for slice_ in listed}
+                    self._last_end = 0  # versions begin anew where a server was restored
                     self._probed = False  # the server may have been replaced meanwhile
                 self._wake.set()
                 delay_s = _RETRY_S
@@ -163,15 +165,19 @@ class Publisher:
         return version
 
     def _learn(self, slice_: Object, *, deleted: bool) -> None:
-        """Takes a slice as the server has it, unless we know a newer version."""
-        name = slice_["metadata"]["name"]
+        """Takes a slice as the server has it, unless we know a newer version or its end.
+
+        The answer to a write of ours may be older than what the watch has shown meanwhile.
+        """
+        name, version = slice_["metadata"]["name"], _version(slice_)
         with self._lock:
             known = self._known if self._known is not None else {}
-            if name in known and _version(known[name]) > _version(slice_):
+            if name in known and _version(known[name]) > version:
                 return
             if deleted:
                 known.pop(name, None)
-            else:
+                self._last_end = max(self._last_end, version)
+            elif name in known or version > self._last_end:
                 known[name] = slice_
             self._known = known
 

@@ -7,7 +7,6 @@ A claim whose report the server refuses is left alone for longer each time, up t
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from aliquot_agent.checkpoint import PreparedClaim
 from aliquot_agent.errors import ApiError
+from aliquot_agent.loops import Loop
 from aliquot_agent.marks import WITHIN_QUOTA, Mark
 from aliquot_agent.picture import Observation
 from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
@@ -160,21 +160,18 @@ class Reporter:
         self._resizes = resizes
         self._interval_s = interval_s
         self._attempts: dict[str, _Attempt] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="reporter")
+        self._loop = Loop(name="reporter", step=self._step, period_s=_PAUSE_S)
 
     def start(self) -> None:
         """Begins to report."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Ends the loop."""
-        self._stop.set()
-        self._thread.join()
+        self._loop.stop()
 
-    def _loop(self) -> None:
-        while not self._stop.wait(_PAUSE_S):
-            self.report_one(now_s=time.monotonic())
+    def _step(self) -> None:
+        self.report_one(now_s=time.monotonic())
 
     def report_one(self, *, now_s: float) -> str | None:
         """Writes the one claim that has waited longest and has news; its UID."""

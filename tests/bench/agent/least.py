@@ -23,7 +23,7 @@ class LeastPlugin:
         self._api = api
         self._directory = directory
 
-    def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    def prepare(self, ref: ClaimRef, *, waited_s: float) -> tuple[PreparedDevice, ...]:
         """Reads the claim, writes its file."""
         claim = self._api.get_claim(ref.namespace, ref.name)
         found = claim["status"]["allocation"]["devices"]["results"][0]

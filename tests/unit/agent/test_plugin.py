@@ -238,3 +238,16 @@ def test_a_socket_that_another_instance_put_there_stays(node: Node) -> None:
     assert [path.is_socket() for path in (kubelet.paths.dra, kubelet.paths.registrar)] == [True, True]
     for other in others:
         other.close()
+
+
+def test_the_claims_of_one_call_share_its_time(node: Node) -> None:
+    node.patience_s = 6
+    (node.root / "base" / "vendor.json").unlink()  # GPU access does not come
+    kubelet = Kubelet(node)
+    try:
+        gpu = node.gpus.gpus[0]
+        refs = [node.server.add(make_claim(result(gpu), name=name)) for name in ("a", "b", "c")]
+        response = kubelet.prepare(*refs)  # within its 10 s
+        assert all("no CDI spec" in response.claims[ref.uid].error for ref in refs)
+    finally:
+        kubelet.stop()

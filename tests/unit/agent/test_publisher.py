@@ -34,6 +34,7 @@ class FakeServer:
         self.writes: list[str] = []
         self.written_at_s: list[float] = []
         self.failures: list[ApiError] = []
+        self.wipes_at_once = False
         self._version = 0
         self._lock = threading.RLock()
         self.events: queue.Queue[tuple[str, Object] | None] = queue.Queue()
@@ -60,7 +61,13 @@ class FakeServer:
             name = f"{body['metadata']['generateName']}{self._version}"
             uid = f"uid-{self._version}"
             stored["metadata"] |= {"name": name, "uid": uid, "resourceVersion": str(self._version)}
-            return self._put("create", "ADDED", stored)
+            answer = self._put("create", "ADDED", stored)
+        if self.wipes_at_once:
+            self.wipes_at_once = False
+            self.wipe(name)
+            self.events.put(("DELETED", {"metadata": {"name": "other", "resourceVersion": "0"}}))
+            wait_for(self.events.empty)  # what was before it has been taken
+        return answer
 
     def replace_slice(self, body: Object) -> Object:
         with self._lock:
@@ -352,3 +359,15 @@ def test_the_servers_note_of_a_taints_time_is_no_difference() -> None:
     stored["metadata"] |= {"name": "a", "uid": "1", "resourceVersion": "1"}
     stored["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-02T03:04:06Z"
     assert slices.plan([stored], node=NODE, node_uid="u", devices=devices) == slices.Plan()
+
+
+def test_a_slice_whose_end_is_seen_before_the_answer_to_its_write_is_made_anew() -> None:
+    server = FakeServer()
+    server.wipes_at_once = True
+    scene = Scene(server)
+    scene.publisher.start()
+    try:
+        wait_for(lambda: scene.published() == [2])
+        assert server.writes == ["create", "create"]
+    finally:
+        scene.publisher.stop()
