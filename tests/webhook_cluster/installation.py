@@ -185,7 +185,7 @@ class Installation:
             return False
         secret = self.cluster.get("secrets", "aliquot-webhook-tls", NAMESPACE)
         authority = base64.b64decode(secret["data"]["ca.crt"])
-        return all(authority in base64.b64decode(bundle) for bundle in self.bundles())
+        return all(authority in bundle for bundle in self.bundles())
 
     def _is_called(self) -> bool:
         """Whether the API server finds its way to us (endpoints reach it late)."""
@@ -202,10 +202,10 @@ class Installation:
             return "failed calling webhook" not in error.message
         return True
 
-    def bundles(self) -> list[str]:
-        """`caBundle` of every webhook."""
+    def bundles(self) -> list[bytes]:
+        """`caBundle` of every webhook, as PEM."""
         return [
-            each["clientConfig"].get("caBundle", "")
+            base64.b64decode(each["clientConfig"].get("caBundle", ""))
             for kind in CONFIGURATIONS
             for each in self.cluster.get(kind, "aliquot-webhook")["webhooks"]
         ]
