@@ -107,8 +107,8 @@ AQ_RARE static bool grow(struct shard *shard) {
 }
 
 /* `one`: of its holders, if it has several. */
-static inline bool take(const struct aq_share *shares, enum aq_thing thing, uint64_t key, bool one,
-                        struct aq_record *record, uint64_t *generation) {
+static inline bool take_out(const struct aq_share *shares, enum aq_thing thing, uint64_t key, bool one,
+                            struct aq_record *record, uint64_t *generation) {
   uint64_t hash = hash_of(thing, key);
   struct shard *shard = shard_of(hash);
   lock(shard);
@@ -129,12 +129,12 @@ static inline bool take(const struct aq_share *shares, enum aq_thing thing, uint
 
 bool aq_records_take(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
                      struct aq_record *record, uint64_t *generation) {
-  return take(shares, thing, key, false, record, generation);
+  return take_out(shares, thing, key, false, record, generation);
 }
 
 bool aq_records_let_go(const struct aq_share *shares, enum aq_thing thing, uint64_t key,
                        struct aq_record *record, uint64_t *generation) {
-  return take(shares, thing, key, true, record, generation);
+  return take_out(shares, thing, key, true, record, generation);
 }
 
 bool aq_records_find(enum aq_thing thing, uint64_t key, struct aq_record *record) {
