@@ -62,12 +62,13 @@ class Tenant:
         raise AssertionError(f"pod {pod['metadata']['name']} was accepted")
 
     def said(self, pod: str) -> dict[str, dict[str, Any]]:
-        """The events that a pod's program has printed so far, by name."""
+        """The events that a pod's program has printed so far, by name; what other programs print is not ours."""
         try:
             lines = self.bed.logs(pod, self.namespace).splitlines()
         except ApiError:
             return {}
-        return {each["event"]: each for each in map(json.loads, lines)}
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        return {each["event"]: each for each in events}
 
     def wait_said(self, pod: str, event: str, *, timeout_s: float = 60) -> dict[str, Any]:
         """Waits until a pod's program has printed `event`; fails at once when it printed an error."""
