@@ -62,7 +62,7 @@ class Tenant:
         raise AssertionError(f"pod {pod['metadata']['name']} was accepted")
 
     def said(self, pod: str) -> dict[str, dict[str, Any]]:
-        """The events that a pod's program has printed so far, by name; what other programs print is not ours."""
+        """The events that a pod's program has printed so far, by name; other programs print other lines."""
         try:
             lines = self.bed.logs(pod, self.namespace).splitlines()
         except ApiError:
