@@ -172,11 +172,13 @@ def ask_pointer(address: int, attributes: list[int]) -> dict[str, Any]:
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 host_calls: list[list[int]] = []
 gate = threading.Event()
+at_gate = threading.Event()
 
 
 def note_on_host(value: int | None) -> None:
     """Note the value, and what a call of the driver answers here."""
     if value == 0 or value is None:
+        at_gate.set()
         gate.wait()
     host_calls.append([value or 0, ctypes.CDLL(LIBRARIES["cu"]).cuCtxSynchronize()])
 
@@ -195,6 +197,11 @@ def called_on_host() -> dict[str, Any]:
     return {"code": 0, "outputs": list(host_calls)}
 
 
+def is_at_gate() -> dict[str, Any]:
+    """Whether a host function waits for open_gate."""
+    return {"code": 0, "outputs": [at_gate.is_set()]}
+
+
 def open_gate() -> dict[str, Any]:
     gate.set()
     return {"code": 0, "outputs": []}
@@ -208,7 +215,7 @@ def main() -> None:
     functions = (in_thread, in_fork, fork_sleeper, close_descriptors)
     descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
     threads = (begin_in_thread, thread_has_ended, finish_thread)
-    hosts = (launch_host, called_on_host, open_gate)
+    hosts = (launch_host, called_on_host, is_at_gate, open_gate)
     own: dict[str, Callable[..., Any]] = {
         function.__name__: function
         for function in (*functions, *threads, *descriptors, *hosts, pipe_end, ask_pointer)

@@ -304,6 +304,7 @@ def test_what_waits_in_a_context_ends_with_it(node: Node) -> None:
     assert probe.code("launch_host", stream, 0) == 0, "it runs at once, and waits"
     assert [probe.code("launch_host", stream, 1), probe.code("launch_host", stream, 2)] == [0, 0]
     assert probe.code("cuEventRecord", event, stream) == 0
+    wait_until(lambda: probe.call("is_at_gate").outputs == [True], "the first to begin")
     assert probe.code("cuCtxDestroy_v2", context) == 0
     assert probe.code("cuStreamQuery", stream) == 400
     assert probe.code("cuEventSynchronize", event) == 0, "nothing is left to wait for"
