@@ -132,18 +132,31 @@ static CUresult begin(const struct wanted *wanted, struct aq_here *here, struct 
   return aq_reserve(here->share, bytes, charge) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult settle_array(CUresult result, const struct aq_here *here, const struct aq_charge *charge,
-                             CUarray made, CUarray *out) {
-  struct aq_record record = {.thing = AQ_ARRAY, .key = (uintptr_t)made, .context = here->context};
+static void unmake(enum aq_thing thing, void *made) {
+  if (thing == AQ_ARRAY && AQ_REAL(cuArrayDestroy))
+    AQ_REAL(cuArrayDestroy)(made);
+  else if (thing == AQ_MIPMAP && AQ_REAL(cuMipmappedArrayDestroy))
+    AQ_REAL(cuMipmappedArrayDestroy)(made);
+}
+
+/* After the driver's answer: what was made is in the books now, or gone again. */
+static CUresult settle(CUresult result, const struct aq_here *here, const struct aq_charge *charge,
+                       enum aq_thing thing, void *made) {
+  struct aq_record record = {.thing = thing, .key = (uintptr_t)made, .context = here->context};
   if (result == CUDA_SUCCESS && charge->share && !aq_commit(charge, &record)) {
-    if (AQ_REAL(cuArrayDestroy))
-      AQ_REAL(cuArrayDestroy)(made);
+    unmake(thing, made);
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
+  if (result != CUDA_SUCCESS && charge->share)
+    aq_cancel(charge);
+  return result;
+}
+
+static CUresult settle_array(CUresult result, const struct aq_here *here, const struct aq_charge *charge,
+                             CUarray made, CUarray *out) {
+  result = settle(result, here, charge, AQ_ARRAY, made);
   if (result == CUDA_SUCCESS)
     *out = made;
-  else if (charge->share)
-    aq_cancel(charge);
   return result;
 }
 
@@ -236,16 +249,9 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRAY3D_DES
   if (result != CUDA_SUCCESS)
     return result;
   result = AQ_REAL(cuMipmappedArrayCreate)(&made, descriptor, levels);
-  struct aq_record record = {.thing = AQ_MIPMAP, .key = (uintptr_t)made, .context = here.context};
-  if (result == CUDA_SUCCESS && charge.share && !aq_commit(&charge, &record)) {
-    if (AQ_REAL(cuMipmappedArrayDestroy))
-      AQ_REAL(cuMipmappedArrayDestroy)(made);
-    result = CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  result = settle(result, &here, &charge, AQ_MIPMAP, made);
   if (result == CUDA_SUCCESS)
     *mipmap = made;
-  else if (charge.share)
-    aq_cancel(&charge);
   return result;
 }
 
