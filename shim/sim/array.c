@@ -33,18 +33,9 @@ void array_end(struct array_body *body) {
   }
 }
 
-static CUresult enter_context(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
-}
-
 static CUresult create(CUarray *handle, const CUDA_ARRAY3D_DESCRIPTOR *about) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -151,7 +142,7 @@ void array_forget_level(CUarray array) {
 /* Lock the driver and find the description. */
 static CUresult enter_array(CUarray array, const void *output, const CUDA_ARRAY3D_DESCRIPTOR **about) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }

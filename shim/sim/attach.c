@@ -6,15 +6,11 @@
 
 /* cuda.h: the current context, and only a made one. */
 static CUresult enter_made(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
+  CUresult result = driver_enter_context(context);
   if (result == CUDA_SUCCESS && (*context)->primary) {
-    result = CUDA_ERROR_INVALID_CONTEXT;
+    result = driver_leave(CUDA_ERROR_INVALID_CONTEXT);
   }
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
+  return result;
 }
 
 CUresult cuCtxAttach(CUcontext *pctx, unsigned int flags) {

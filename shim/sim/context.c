@@ -61,6 +61,15 @@ CUresult context_current(CUcontext *context) {
   return result;
 }
 
+CUresult driver_enter_context(CUcontext *context) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  result = context_current(context);
+  return result == CUDA_SUCCESS ? result : driver_leave(result);
+}
+
 static bool push(CUcontext context) {
   if (current.depth == DEPTH) {
     return false;

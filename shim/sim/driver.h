@@ -57,6 +57,9 @@ extern struct driver driver;
 CUresult driver_enter(void);
 void driver_unlock(void);
 
+/* The same for calls that want a current context: also fails as context_current does. */
+CUresult driver_enter_context(CUcontext *context);
+
 /* A held driver lets nobody in but by driver_enter_held: all other calls wait (checkpoint.c). */
 CUresult driver_enter_held(void);
 void driver_hold(bool held);

@@ -19,13 +19,9 @@ bool event_is_live(CUevent event) {
 CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags) {
   const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
   CUcontext context;
-  CUresult result = driver_enter();
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
-  }
-  result = context_current(&context);
-  if (result != CUDA_SUCCESS) {
-    return driver_leave(result);
   }
   if (!phEvent || (Flags & ~known) != 0) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);

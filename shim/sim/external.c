@@ -16,15 +16,6 @@ struct CUextMemory_st {
 
 static struct objects externals = {.size = sizeof(struct CUextMemory_st)};
 
-static CUresult enter_context(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
-}
-
 static CUresult check(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *about) {
   if (about->size == 0 || (about->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED)) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -39,7 +30,7 @@ static CUresult check(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *about) {
 CUresult cuImportExternalMemory(CUexternalMemory *extMem_out,
                                 const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -59,7 +50,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *extMem_out,
 
 /* Lock the driver; fail unless this is external memory. */
 static CUresult enter_external(CUexternalMemory external, CUcontext *context) {
-  CUresult result = enter_context(context);
+  CUresult result = driver_enter_context(context);
   if (result != CUDA_SUCCESS) {
     return result;
   }

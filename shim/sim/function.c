@@ -105,14 +105,11 @@ static CUresult set_attribute(struct CUfunc_st *function, CUfunction_attribute a
 /* Lock the driver and find the function behind the handle. */
 static CUresult enter(CUfunction handle, CUfunction *function) {
   CUcontext context;
-  CUresult result = driver_enter();
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  result = context_current(&context);
-  if (result == CUDA_SUCCESS) {
-    result = function_of(handle, context, function);
-  }
+  result = function_of(handle, context, function);
   return result == CUDA_SUCCESS ? result : driver_leave(result);
 }
 

@@ -39,12 +39,7 @@ bool host_find(uintptr_t address, struct host_range *range) {
 
 static CUresult enter_context(void) {
   CUcontext context;
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(&context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
+  return driver_enter_context(&context);
 }
 
 static CUresult add(void *start, size_t size, unsigned flags, bool ours) {

@@ -23,18 +23,9 @@ _Static_assert(sizeof(struct ipc_handle) <= sizeof(CUipcMemHandle), "the program
 /* Blocks that this process has opened. */
 static struct import *opened;
 
-static CUresult enter_context(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
-}
-
 CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -94,7 +85,7 @@ static CUresult map(const struct ipc_handle *handle, CUcontext context, CUdevice
 
 static CUresult open_handle(CUdeviceptr *address, const CUipcMemHandle *given, unsigned flags) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -133,7 +124,7 @@ static void unmap(struct import *gone) {
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }

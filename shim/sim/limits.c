@@ -118,28 +118,22 @@ static CUresult check(CUcontext context, CUlimit limit, size_t *value) {
 
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   CUcontext context;
-  CUresult result = driver_enter();
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  result = context_current(&context);
-  if (result == CUDA_SUCCESS) {
-    result = check(context, limit, &value);
-  }
+  result = check(context, limit, &value);
   return driver_leave(result == CUDA_SUCCESS ? change(context, limit, value) : result);
 }
 
 CUresult cuCtxGetLimit(size_t *pvalue, CUlimit limit) {
   CUcontext context;
   size_t unchanged = 0;
-  CUresult result = driver_enter();
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  result = context_current(&context);
-  if (result == CUDA_SUCCESS) {
-    result = pvalue ? check(context, limit, &unchanged) : CUDA_ERROR_INVALID_VALUE;
-  }
+  result = pvalue ? check(context, limit, &unchanged) : CUDA_ERROR_INVALID_VALUE;
   if (result == CUDA_SUCCESS) {
     *pvalue = context->limits[limit];
   }

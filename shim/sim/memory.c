@@ -17,15 +17,11 @@
 #define PITCH 512ULL
 
 CUresult memory_enter(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
+  CUresult result = driver_enter_context(context);
   if (result == CUDA_SUCCESS && capture_forbids_unsafe()) {
-    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    result = driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
+  return result;
 }
 
 CUresult memory_enter_stream(CUstream handle, bool per_thread, CUcontext *context, bool *captured) {
@@ -270,14 +266,10 @@ CUresult cuMemFree(CUdeviceptr_v1 dptr) {
 
 /* Either pointer may be NULL: OptiX asks like that. */
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
-  CUresult result = driver_enter();
+  CUcontext context;
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
-  }
-  CUcontext context;
-  result = context_current(&context);
-  if (result != CUDA_SUCCESS) {
-    return driver_leave(result);
   }
   if (free) {
     *free = books_free(&driver.books, context->gpu);
@@ -331,14 +323,10 @@ bool memory_locate(uintptr_t address, struct memory_range *range) {
 }
 
 static CUresult address_range(uintptr_t address, uintptr_t *base, size_t *size) {
-  CUresult result = driver_enter();
+  CUcontext context;
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
-  }
-  CUcontext context;
-  result = context_current(&context);
-  if (result != CUDA_SUCCESS) {
-    return driver_leave(result);
   }
   struct memory_range range;
   if (!memory_locate(address, &range)) {

@@ -10,19 +10,10 @@ bool mipmap_is(CUmipmappedArray mipmap) {
   return objects_has(&mipmaps, mipmap);
 }
 
-static CUresult enter_context(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
-}
-
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
                                 unsigned int numMipmapLevels) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -75,7 +66,7 @@ void mipmaps_forget(CUcontext context) {
 /* Lock the driver; fail unless this is a mipmapped array. */
 static CUresult enter_mipmap(CUmipmappedArray mipmap) {
   CUcontext context;
-  CUresult result = enter_context(&context);
+  CUresult result = driver_enter_context(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }

@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "capture.h"
 #include "context_memory.h"
+#include "memory.h"
 #include "module_library.h"
 
 #define MODULE_MARK   0x444f4d53U
@@ -164,18 +164,6 @@ CUfunction module_function(CUmodule module, unsigned index) {
   return function;
 }
 
-static CUresult enter(CUcontext *context) {
-  CUresult result = driver_enter();
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  result = context_current(context);
-  if (result == CUDA_SUCCESS && capture_forbids_unsafe()) {
-    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  return result == CUDA_SUCCESS ? result : driver_leave(result);
-}
-
 /* Takes the image over. */
 static CUresult load(CUcontext context, struct image *image, CUmodule *output) {
   CUmodule module = make(context);
@@ -197,7 +185,7 @@ static CUresult load(CUcontext context, struct image *image, CUmodule *output) {
 static CUresult load_from(CUmodule *module, const void *data, const char *path) {
   CUcontext context;
   struct image image;
-  CUresult result = enter(&context);
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -234,7 +222,7 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
 /* Lock the driver; the module is live and no library's unless that is allowed. */
 static CUresult enter_module(CUmodule module) {
   CUcontext context;
-  CUresult result = enter(&context);
+  CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
     return result;
   }
