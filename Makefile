@@ -18,9 +18,10 @@ FUZZ_S ?= 600
 FUZZ_SEED ?= 1
 CLUSTER := $(PYTHON) -m tests.cluster
 PYTEST := $(BIN)/pytest --durations=5
+ON_A_CLUSTER = env KUBERNETES=$(KUBERNETES) tests/testkit/again $(PYTEST)
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
 C_FILES = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h')
-SHELL_FILES = .ci/run tests/testkit/step tests/testkit/packages deploy/images/simulated-gpu.sh
+SHELL_FILES = .ci/run tests/testkit/again tests/testkit/step tests/testkit/packages deploy/images/simulated-gpu.sh
 PYTHON_PATHS = api webhook node-agent cli tests shim
 
 ##@ Try it
@@ -43,12 +44,12 @@ test-shim: setup sim shim ## Simulated GPU and shim, by the simulated driver's o
 	@$(STEP) "simulated GPU and shim tests" $(PYTEST) shim/sim/tests shim/tests
 
 test-cluster: images testbed ## Test bed, then Aliquot, on a real Kubernetes (KUBERNETES=1.37)
-	@$(STEP) "test bed tests" $(PYTEST) tests/cluster/tests
-	@$(STEP) "webhook and controller on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) tests/webhook_cluster
-	@$(STEP) "Aliquot on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) tests/system
+	@$(STEP) "test bed tests" $(ON_A_CLUSTER) tests/cluster/tests
+	@$(STEP) "webhook and controller on Kubernetes $(KUBERNETES)" $(ON_A_CLUSTER) tests/webhook_cluster
+	@$(STEP) "Aliquot on Kubernetes $(KUBERNETES)" $(ON_A_CLUSTER) tests/system
 
 test-faults: images testbed ## Only the cluster tests that kill, restart and break things
-	@$(STEP) "fault tests on Kubernetes $(KUBERNETES)" env KUBERNETES=$(KUBERNETES) $(PYTEST) -m faults tests/system
+	@$(STEP) "fault tests on Kubernetes $(KUBERNETES)" $(ON_A_CLUSTER) -m faults tests/system
 
 test-versions: ## The cluster tests on each older Kubernetes (builds each once: some 10 minutes)
 	@for version in 1.36 1.35; do $(MAKE) test-cluster KUBERNETES=$$version || exit 1; done
