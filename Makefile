@@ -33,7 +33,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 	@$(STEP) "remove the demo cluster" $(CLUSTER) down --name demo
 
 ##@ Test it
-.PHONY: test test-unit test-shim test-shim-sanitized test-cluster test-faults test-versions lint
+.PHONY: test test-unit test-shim test-shim-sanitized test-gpu test-cluster test-faults test-versions lint
 .PHONY: bench bench-shim bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
@@ -71,6 +71,9 @@ analyze:
 
 test-shim-sanitized: setup sim ## The shim's tests with address, undefined-behaviour and thread sanitizers
 	@$(STEP) "shim tests under sanitizers" $(PYTHON) -m shim.tests.sanitized
+
+test-gpu: setup shim ## Experiments on this machine's real GPU, ten minutes: build/gpu/answers.json
+	@$(STEP) "experiments on a real GPU" env PYTHONPATH=$(ROOT):$(ROOT)/api:$(ROOT)/node-agent python3 -m tests.gpu
 
 fuzz-shim: setup ## Fuzz what the shim reads (needs clang)
 	@$(STEP) "fuzz the shim" $(MAKE) -s -C shim fuzz BUILD=$(BUILD)/shim FUZZ_S=$(FUZZ_S)
