@@ -55,7 +55,8 @@ class QuotaLayout(ctypes.Structure):
         ("flags", _u64),
         ("epoch", _u64),
         ("heartbeat_ns", _u64),
-        ("reserved1", ctypes.c_uint8 * 112),
+        ("priority", _u64),
+        ("reserved1", ctypes.c_uint8 * 104),
         ("log_path", ctypes.c_uint8 * LOG_PATH_SIZE),
         ("reserved2", ctypes.c_uint8 * (QUOTA_SIZE - 256 - LOG_PATH_SIZE)),
     )
@@ -102,7 +103,9 @@ class LedgerLayout(ctypes.Structure):
         ("throttled_ns", _u64),
         ("peak_bytes", _u64),
         ("overdraft", _u64),
-        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 120)),
+        ("last_launch_ns", _u64),
+        ("waiting_until_ns", _u64),
+        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 136)),
         ("slot", SlotLayout * SLOTS),
     )
 

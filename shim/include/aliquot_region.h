@@ -42,6 +42,19 @@
  * measured_contexts and measured_code_bytes that fall before overhead_bytes, those that rise after it. */
 #define AQ_OVERHEAD_UNKNOWN UINT64_MAX
 
+/* Compute shares. A launch that costs C ns of GPU time is let through when the share's budget has it:
+ *   share = min(100 %, cores_millipercent + (lent_until_ns > now ? lent_millipercent : 0))
+ *   0:     nothing is held or counted; none of the ledger's words for compute move
+ *   else:  tat_ns := max(tat_ns, now) + C / share * cost_factor_ppm, not before tat_ns is near now
+ * Processes draw a little in advance and keep what is left, so that most launches touch no shared word:
+ * granted_ns runs ahead of the launches by at most half a millisecond per process, and last_launch_ns
+ * moves at least once per half a millisecond of GPU time. What a draw got is never given back: costs
+ * that turn out lower or higher are settled with later draws, so over seconds granted_ns is what the
+ * process's own events measured. While a launch is held, waiting_until_ns is renewed every few
+ * milliseconds; it lies in the past when none is, whatever became of the process.
+ * All words may be changed at any time and hold from the next draw on; one that waits sees them
+ * within 10 ms. priority is not read here: it orders the agent's lending. */
+
 /* A slot is owned through an OFD write lock on this byte of `ledger` (beyond
  * its end): the kernel drops the lock when its owner dies or calls exec. */
 #define AQ_SLOT_LOCK_BASE (1ULL << 40)
@@ -56,16 +69,17 @@ struct aq_quota {
   uint8_t reserved0[24];
   /* hot words */
   uint64_t memory_limit_bytes;     /* 64 */
-  uint64_t cores_millipercent;     /* 72: 0 = unpaced */
-  uint64_t lent_millipercent;      /* 80 */
+  uint64_t cores_millipercent;     /* 72: of the GPU's time */
+  uint64_t lent_millipercent;      /* 80: on top, while not expired */
   uint64_t lent_until_ns;          /* 88: CLOCK_MONOTONIC */
-  uint64_t cost_factor_ppm;        /* 96: 1000000 = 1 */
+  uint64_t cost_factor_ppm;        /* 96: GPU time used / granted_ns, 1000000 = 1 */
   uint64_t context_estimate_bytes; /* 104: per context, until measured */
   uint64_t floor_bytes;            /* 112: least use to count, 0 = none */
   uint64_t flags;                  /* 120 */
   uint64_t epoch;                  /* 128: +1 after each change */
   uint64_t heartbeat_ns;           /* 136: agent alive, CLOCK_MONOTONIC */
-  uint8_t reserved1[112];
+  uint64_t priority;               /* 144: who gets idle time first: 0 = low or not given, 1 = high */
+  uint8_t reserved1[104];
   /* Where the shim writes a line when it refuses the GPU altogether; a path inside the container that
    * ends with 0, empty = nowhere. Read even if the header is spoilt, but for its magic and layout. */
   uint8_t log_path[AQ_LOG_PATH]; /* 256 */
@@ -102,15 +116,17 @@ struct aq_ledger {
   uint64_t generation; /* 24: unique per ledger file */
   uint8_t reserved1[32];
   /* share block */
-  uint64_t tat_ns;       /* 64: pacing (GCRA theoretical arrival time) */
-  uint64_t granted_ns;   /* 72 */
-  uint64_t slots_used;   /* 80: slots 0 .. slots_used-1 may be in use; only grows */
-  uint64_t denied;       /* 88: refused requests for memory */
-  uint64_t throttled_ns; /* 96 */
-  uint64_t peak_bytes;   /* 104: highest sum seen */
-  uint64_t overdraft;    /* 112: who may let a pool grow unannounced, one at a time: a number of
-                          * its own, times AQ_SLOTS, plus its slot; 0: nobody */
-  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 120];
+  uint64_t tat_ns;           /* 64: the share's budget is spent up to here (GCRA), CLOCK_MONOTONIC */
+  uint64_t granted_ns;       /* 72: GPU time drawn since the ledger was made */
+  uint64_t slots_used;       /* 80: slots 0 .. slots_used-1 may be in use; only grows */
+  uint64_t denied;           /* 88: refused requests for memory */
+  uint64_t throttled_ns;     /* 96: how long launches were held, summed over threads */
+  uint64_t peak_bytes;       /* 104: highest sum seen */
+  uint64_t overdraft;        /* 112: who may let a pool grow unannounced, one at a time: a number of
+                              * its own, times AQ_SLOTS, plus its slot; 0: nobody */
+  uint64_t last_launch_ns;   /* 120: when a launch last drew or was held, CLOCK_MONOTONIC */
+  uint64_t waiting_until_ns; /* 128: a launch is held until then at least, CLOCK_MONOTONIC */
+  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 136];
   struct aq_slot slot[AQ_SLOTS];
 };
 
