@@ -27,6 +27,15 @@ class Sharing(enum.StrEnum):
     EXCLUSIVE = "exclusive"
 
 
+class TimeSlice(enum.StrEnum):
+    """How long a process has a GPU that is shared by time slices while others wait, in nvidia-smi's words."""
+
+    DEFAULT = "default"
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+
 class OverQuota(enum.StrEnum):
     """What happens to a process that holds more than its share, from the mildest to the strictest."""
 
@@ -55,6 +64,7 @@ class Priority(enum.StrEnum):
 
 _FIELDS: Final[Mapping[str, tuple[str, type[enum.StrEnum]]]] = {
     "sharing": ("sharing", Sharing),
+    "timeSlice": ("time_slice", TimeSlice),
     "overQuota": ("over_quota", OverQuota),
     "computePolicy": ("compute_policy", ComputePolicy),
     "priority": ("priority", Priority),
@@ -62,8 +72,8 @@ _FIELDS: Final[Mapping[str, tuple[str, type[enum.StrEnum]]]] = {
 """Name in the document -> field of ShareConfig and its values."""
 _BOUNDED: Final = ("over_quota", "compute_policy", "priority")
 """The administrator's, in the class: a claim can choose a later one of the values, never an earlier."""
-_UNPACED: Final = (Sharing.EXCLUSIVE, Sharing.MPS)
-"""Nothing is paced there: a GPU for one tenant, or SMs for each."""
+_UNPACED: Final = (Sharing.EXCLUSIVE, Sharing.MPS, Sharing.TIMESLICE)
+"""Nothing is paced there: a GPU for one tenant, or SMs for each, or the driver's turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,8 @@ class ShareConfig:
     """Wishes of a claim or class that are not capacities; None is not stated."""
 
     sharing: Sharing | None = None
+    time_slice: TimeSlice | None = None
+    """Only beside `sharing` timeslice; not stated: any length."""
     over_quota: OverQuota | None = None
     compute_policy: ComputePolicy | None = None
     priority: Priority | None = None
@@ -106,7 +118,7 @@ def decode(parameters: object, *, field: str) -> ShareConfig:
                 fix += '; YAML takes off for false: write "off", in quotes'
             raise InvalidInput(field=f"{field}.{key}", value=value, fix=fix)
         stated[target] = allowed(value)
-    return _consistent(ShareConfig(**stated), field=f"{field}.computePolicy")
+    return _consistent(ShareConfig(**stated), field=field)
 
 
 def merge(
@@ -124,7 +136,8 @@ def merge(
     for target in _BOUNDED:
         policy, wish = getattr(by_class, target), getattr(by_claim, target)
         bounded[target] = wish if policy is None else stricter(policy, wish)
-    return ShareConfig(sharing=by_claim.sharing or by_class.sharing, **bounded)
+    way = by_claim if by_claim.sharing else by_class
+    return ShareConfig(sharing=way.sharing, time_slice=way.time_slice, **bounded)
 
 
 def stricter(policy: _Order, wish: _Order | None) -> _Order:
@@ -147,5 +160,8 @@ def _consistent(config: ShareConfig, *, field: str) -> ShareConfig:
     """`config`, unless one of its wishes makes another one meaningless."""
     if config.compute_policy is not None and config.sharing in _UNPACED:
         fix = f"with sharing {config.sharing} no share is paced; keep one of the two"
-        raise InvalidInput(field=field, value=str(config.compute_policy), fix=fix)
+        raise InvalidInput(field=f"{field}.computePolicy", value=str(config.compute_policy), fix=fix)
+    if config.time_slice is not None and config.sharing is not Sharing.TIMESLICE:
+        fix = f"goes with sharing: {Sharing.TIMESLICE} only; state that beside it, or leave this out"
+        raise InvalidInput(field=f"{field}.timeSlice", value=str(config.time_slice), fix=fix)
     return config

@@ -4,7 +4,7 @@
 import pytest
 
 from aliquot_api import config
-from aliquot_api.config import ComputePolicy, OverQuota, Priority, ShareConfig, Sharing
+from aliquot_api.config import ComputePolicy, OverQuota, Priority, ShareConfig, Sharing, TimeSlice
 from aliquot_api.errors import InvalidInput
 
 HEADER = {"apiVersion": config.API_VERSION, "kind": config.KIND}
@@ -65,8 +65,8 @@ def test_the_length_of_a_time_slice_comes_with_the_sharing() -> None:
     plain = ShareConfig(sharing=Sharing.TIMESLICE)
     assert config.merge(class_configs=[short], claim_configs=[], field="f") == short
     assert config.merge(class_configs=[short], claim_configs=[plain], field="f") == plain
+    long = ShareConfig(sharing=Sharing.TIMESLICE, time_slice=TimeSlice.LONG)
     with pytest.raises(InvalidInput, match="states timeSlice twice"):
-        long = ShareConfig(sharing=Sharing.TIMESLICE, time_slice=TimeSlice.LONG)
         config.merge(class_configs=[], claim_configs=[short, long], field="f")
 
 
