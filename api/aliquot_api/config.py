@@ -7,13 +7,15 @@ Webhook and agent use this same code, so that what admission accepts, Prepare un
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from aliquot_api.errors import InvalidInput
 from aliquot_api.names import DRIVER
 
 API_VERSION: Final = f"{DRIVER}/v1alpha1"
 KIND: Final = "ShareConfig"
+
+_Order = TypeVar("_Order", bound=enum.StrEnum)
 
 
 class Sharing(enum.StrEnum):
@@ -25,6 +27,15 @@ class Sharing(enum.StrEnum):
     EXCLUSIVE = "exclusive"
 
 
+class TimeSlice(enum.StrEnum):
+    """How long a process has a GPU that is shared by time slices while others wait, in nvidia-smi's words."""
+
+    DEFAULT = "default"
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+
 class OverQuota(enum.StrEnum):
     """What happens to a process that holds more than its share, from the mildest to the strictest."""
 
@@ -33,8 +44,36 @@ class OverQuota(enum.StrEnum):
     EVICT = "evict"
 
 
-_STRICTNESS: Final = tuple(OverQuota)
-_FIELDS: Final[Mapping[str, type[enum.StrEnum]]] = {"sharing": Sharing, "overQuota": OverQuota}
+class ComputePolicy(enum.StrEnum):
+    """How a share's cores are held, from the mildest to the strictest."""
+
+    OFF = "off"
+    """Not at all."""
+    FAIR = "fair"
+    """At least the share: what others leave idle is lent, and taken back when they return."""
+    STRICT = "strict"
+    """Never above the share, and nobody else gets what it leaves idle."""
+
+
+class Priority(enum.StrEnum):
+    """Who comes first when idle time is lent: `nvidia.com/priority` 0 and 1."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+_FIELDS: Final[Mapping[str, tuple[str, type[enum.StrEnum]]]] = {
+    "sharing": ("sharing", Sharing),
+    "timeSlice": ("time_slice", TimeSlice),
+    "overQuota": ("over_quota", OverQuota),
+    "computePolicy": ("compute_policy", ComputePolicy),
+    "priority": ("priority", Priority),
+}
+"""Name in the document -> field of ShareConfig and its values."""
+_BOUNDED: Final = ("over_quota", "compute_policy", "priority")
+"""The administrator's, in the class: a claim can choose a later one of the values, never an earlier."""
+_UNPACED: Final = (Sharing.EXCLUSIVE, Sharing.MPS, Sharing.TIMESLICE)
+"""Nothing is paced there: a GPU for one tenant, or SMs for each, or the driver's turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +81,16 @@ class ShareConfig:
     """Wishes of a claim or class that are not capacities; None is not stated."""
 
     sharing: Sharing | None = None
+    time_slice: TimeSlice | None = None
+    """Only beside `sharing` timeslice; not stated: any length."""
     over_quota: OverQuota | None = None
+    compute_policy: ComputePolicy | None = None
+    priority: Priority | None = None
 
     def encode(self) -> dict[str, str]:
         """As `opaque.parameters`; `decode` gives an equal object back."""
-        stated = {"sharing": self.sharing, "overQuota": self.over_quota}
         header = {"apiVersion": API_VERSION, "kind": KIND}
+        stated = {name: getattr(self, target) for name, (target, _) in _FIELDS.items()}
         return header | {name: str(value) for name, value in stated.items() if value is not None}
 
 
@@ -61,23 +104,21 @@ def decode(parameters: object, *, field: str) -> ShareConfig:
     for key, want in (("apiVersion", API_VERSION), ("kind", KIND)):
         if parameters.get(key) != want:
             raise InvalidInput(field=f"{field}.{key}", value=parameters.get(key), fix=f"want {want!r}")
-    stated: dict[str, enum.StrEnum] = {}
+    stated: dict[str, Any] = {}
     for key, value in parameters.items():
         if key in ("apiVersion", "kind"):
             continue
-        allowed = _FIELDS.get(key)
-        if allowed is None:
+        if key not in _FIELDS:
             fix = f"unknown field; want one of {', '.join(_FIELDS)}"
             raise InvalidInput(field=f"{field}.{key}", value=value, fix=fix)
+        target, allowed = _FIELDS[key]
         if value not in tuple(allowed):
             fix = f"want one of {', '.join(sorted(allowed))}"
+            if value is False and "off" in tuple(allowed):
+                fix += '; YAML takes off for false: write "off", in quotes'
             raise InvalidInput(field=f"{field}.{key}", value=value, fix=fix)
-        stated[key] = allowed(value)
-    sharing, over_quota = stated.get("sharing"), stated.get("overQuota")
-    return ShareConfig(
-        sharing=None if sharing is None else Sharing(sharing),
-        over_quota=None if over_quota is None else OverQuota(over_quota),
-    )
+        stated[target] = allowed(value)
+    return _consistent(ShareConfig(**stated), field=field)
 
 
 def merge(
@@ -85,27 +126,42 @@ def merge(
 ) -> ShareConfig:
     """What counts for one request: the claim's wish before the class's (ResourceClaim API, `config.source`).
 
-    `over_quota` is the administrator's: a claim can make it stricter, never milder. Raises InvalidInput,
-    naming `field`, when two configurations of the same source contradict each other.
+    `overQuota`, `computePolicy` and `priority` are the administrator's: a claim can make them stricter, never
+    milder. Raises InvalidInput, naming `field`, when two configurations of the same source contradict each
+    other.
     """
     by_class = _agreed(class_configs, field=field, source="class")
     by_claim = _agreed(claim_configs, field=field, source="claim")
-    over_quota = by_claim.over_quota
-    if by_class.over_quota is not None:
-        over_quota = stricter(by_class.over_quota, by_claim.over_quota)
-    return ShareConfig(sharing=by_claim.sharing or by_class.sharing, over_quota=over_quota)
+    bounded: dict[str, Any] = {}
+    for target in _BOUNDED:
+        policy, wish = getattr(by_class, target), getattr(by_claim, target)
+        bounded[target] = wish if policy is None else stricter(policy, wish)
+    way = by_claim if by_claim.sharing else by_class
+    return ShareConfig(sharing=way.sharing, time_slice=way.time_slice, **bounded)
 
 
-def stricter(policy: OverQuota, wish: OverQuota | None) -> OverQuota:
+def stricter(policy: _Order, wish: _Order | None) -> _Order:
     """`policy`, or a claim's `wish` where that is stricter."""
-    return policy if wish is None else max(policy, wish, key=_STRICTNESS.index)
+    return policy if wish is None else max(policy, wish, key=tuple(type(policy)).index)
 
 
 def _agreed(configs: Sequence[ShareConfig], *, field: str, source: str) -> ShareConfig:
-    sharing = {config.sharing: None for config in configs if config.sharing is not None}
-    over_quota = {config.over_quota: None for config in configs if config.over_quota is not None}
-    for name, values in (("sharing", sharing), ("overQuota", over_quota)):
+    agreed: dict[str, Any] = {}
+    for name, (target, _) in _FIELDS.items():
+        values = dict.fromkeys(value for config in configs if (value := getattr(config, target)) is not None)
         if len(values) > 1:
             fix = f"the {source} states {name} twice for one request, and not the same; keep one"
             raise InvalidInput(field=field, value=" and ".join(values), fix=fix)
-    return ShareConfig(sharing=next(iter(sharing), None), over_quota=next(iter(over_quota), None))
+        agreed[target] = next(iter(values), None)
+    return _consistent(ShareConfig(**agreed), field=field)
+
+
+def _consistent(config: ShareConfig, *, field: str) -> ShareConfig:
+    """`config`, unless one of its wishes makes another one meaningless."""
+    if config.compute_policy is not None and config.sharing in _UNPACED:
+        fix = f"with sharing {config.sharing} no share is paced; keep one of the two"
+        raise InvalidInput(field=f"{field}.computePolicy", value=str(config.compute_policy), fix=fix)
+    if config.time_slice is not None and config.sharing is not Sharing.TIMESLICE:
+        fix = f"goes with sharing: {Sharing.TIMESLICE} only; state that beside it, or leave this out"
+        raise InvalidInput(field=f"{field}.timeSlice", value=str(config.time_slice), fix=fix)
+    return config
