@@ -6,6 +6,7 @@
 #include "capture.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "pools.h"
 #include "state.h"
 
@@ -277,8 +278,10 @@ CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUme
 /* --- synchronisation, at which pools shrink to their thresholds --- */
 
 static CUresult synchronised(CUresult result) {
-  if (result == CUDA_SUCCESS && aq_depth == 0)
+  if (result == CUDA_SUCCESS && aq_depth == 0) {
+    aq_leaving_settle();
     aq_pools_synchronised();
+  }
   return result;
 }
 

@@ -13,6 +13,7 @@
 #include "contexts.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "log.h"
 #include "nvml_share.h"
 #include "pools.h"
@@ -51,6 +52,7 @@ static void after_fork_in_child(void) {
   aq_contexts_reset();
   aq_pools_reset();
   aq_captures_reset();
+  aq_leaving_reset();
   aq_vmm_reset();
   aq_graphs_reset();
   aq_nvml_share_reset_in_child();
@@ -62,6 +64,7 @@ static void after_fork_in_child(void) {
 
 static void reclaim(struct aq_share *share) {
   aq_vmm_settle_exports();
+  aq_leaving_settle();
   aq_pools_reclaim(share);
 }
 
