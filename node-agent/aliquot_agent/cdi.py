@@ -74,8 +74,8 @@ def claims_with_spec(directory: Path) -> set[str]:
     return {path.stem.removeprefix(FILE_PREFIX) for path in directory.glob(f"{FILE_PREFIX}*.json")}
 
 
-def build(claim: PreparedClaim, *, claims_dir: Path) -> Spec:
-    """The spec of a claim: a device for each of its shares.
+def build(claim: PreparedClaim, *, folder: str) -> Spec:
+    """The spec of a claim whose files are in `folder`: a device for each of its shares.
 
     A whole GPU goes without quota, ledger and library: its device brings the metadata file only.
     """
@@ -85,24 +85,25 @@ def build(claim: PreparedClaim, *, claims_dir: Path) -> Spec:
         "devices": [
             {
                 "name": device_name(claim.uid, share.share),
-                "containerEdits": {"mounts": list(_mounts(claim, share, claims_dir / claim.uid))},
+                "containerEdits": {"mounts": list(_mounts(claim, share, folder))},
             }
             for share in claim.shares
         ],
     }
 
 
-def _mounts(claim: PreparedClaim, share: PreparedShare, host: Path) -> Iterator[Mount]:
+def _mounts(claim: PreparedClaim, share: PreparedShare, host: str) -> Iterator[Mount]:
     """What stands in several devices is mounted once: the runtime's CDI library goes by the target."""
     if not share.whole:
-        library = Path(claim.library)
+        library = claim.library
         yield _root()
-        yield _mount(library / LIBRARY, CONTAINER_LIBRARY, "ro", "nosuid", "nodev")
-        yield _mount(library / PRELOAD, CONTAINER_PRELOAD, "ro", "nosuid", "nodev", "noexec")
+        yield _mount(f"{library}/{LIBRARY}", CONTAINER_LIBRARY, "ro", "nosuid", "nodev")
+        yield _mount(f"{library}/{PRELOAD}", CONTAINER_PRELOAD, "ro", "nosuid", "nodev", "noexec")
         inside = f"{CONTAINER_SHARES_DIR}/{share.share}"
-        yield _mount(host / share.share / QUOTA, f"{inside}/{QUOTA}", "ro", "nosuid", "nodev", "noexec")
-        yield _mount(host / share.share / LEDGER, f"{inside}/{LEDGER}", "rw", "nosuid", "nodev", "noexec")
-    file = host / metadata.file_name(share.request)
+        ours = f"{host}/{share.share}"
+        yield _mount(f"{ours}/{QUOTA}", f"{inside}/{QUOTA}", "ro", "nosuid", "nodev", "noexec")
+        yield _mount(f"{ours}/{LEDGER}", f"{inside}/{LEDGER}", "rw", "nosuid", "nodev", "noexec")
+    file = f"{host}/{metadata.file_name(share.request)}"
     yield _mount(file, metadata.container_path(claim, share.request), "ro", "nosuid", "nodev", "noexec")
 
 
@@ -125,5 +126,5 @@ def _root() -> Mount:
     }
 
 
-def _mount(host: Path, container: str, *options: str) -> Mount:
-    return {"hostPath": str(host), "containerPath": container, "options": [*options, "bind"]}
+def _mount(host: str, container: str, *options: str) -> Mount:
+    return {"hostPath": host, "containerPath": container, "options": [*options, "bind"]}

@@ -103,6 +103,8 @@ class PreparedClaim:
     shares: tuple[PreparedShare, ...]
     pod_claim: str = ""
     """The pod's name for a claim that was made from a template."""
+    directory: str = ""
+    """Its share directories are `<directory>/<uid>/<share>`; empty: where agents before had them."""
 
 
 class Checkpoints:

@@ -3,8 +3,8 @@
 
 Order of writes of Prepare. Whatever is killed in between, the next call goes on from there:
   1. checkpoint: from here on the claim counts, and Unprepare knows what to undo
-  2. each share's directory with quota and ledger, complete by one rename; never made anew in this boot;
-     then the metadata file of each request
+  2. the claim's directory with a directory for each share (quota and ledger) and a metadata file for each
+     request, complete by one rename; never made anew in this boot. It is on a tmpfs
   3. the CDI spec: from here on a container can start
   then the answer to kubelet. Nothing of it is synced to the disk: where power goes, the containers go too,
   kubelet asks again, and all of it is made from the claim.
@@ -13,7 +13,7 @@ checkpoint gets the new boot id last.
 
 Order of writes of Unprepare:
   1. the CDI spec goes: no container can start any more
-  2. the share directories go; what a straggler has mapped stays valid for it
+  2. the claim's directory goes; what a straggler has mapped stays valid for it
   3. the checkpoint goes: forgotten only when nothing is left
 
 One lock per claim, one per GPU, none around unrelated claims. The claim's lock is held across the API
@@ -134,7 +134,7 @@ class Claims:
 
     def share_dir(self, claim: PreparedClaim, share: PreparedShare) -> Path:
         """Where the share's quota and ledger are."""
-        return self._store.share_dir(claim.uid, share.share)
+        return self._store.share_dir(claim, share.share)
 
     def prepare(self, ref: ClaimRef, *, waited_s: float = 0.0) -> tuple[PreparedDevice, ...]:
         """Makes the claim's shares ready; the same answer each time. Raises Refused, OSError.
@@ -184,7 +184,7 @@ class Claims:
         with self._lock(uid):
             if self._checkpoints.load(uid) is not None:  # it was prepared meanwhile
                 return False
-            if self._checkpoints.set_aside(uid) and sharedir.any_in_use(self._store.claim_dir(uid)):
+            if self._checkpoints.set_aside(uid) and self._store.in_use(uid):
                 return False
             self._store.remove(uid)
             return True
@@ -285,6 +285,7 @@ class Claims:
             library="" if all(share.whole for share in shares) else self._store.library(),
             shares=shares,
             pod_claim=allocation.pod_claim_name(claim),
+            directory=self._store.directory,
         )
         devices = sorted({share.device for share in shares})
         policies = {device: self._gpus.policy_of(gpus[device]) for device in devices}

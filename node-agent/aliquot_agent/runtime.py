@@ -101,6 +101,7 @@ class Agent:
         library = Library(source=settings.library, state_dir=settings.state_dir)
         self._store = Store(
             claims_dir=settings.claims_dir,
+            old_claims_dir=settings.old_claims_dir,
             cdi_dir=settings.cdi_dir,
             checkpoints=checkpoints,
             library=library,
@@ -137,7 +138,10 @@ class Agent:
         self._health_service = HealthService(devices=self._device_health)
         self._publisher = Publisher(api=kube, node=node, devices=self._devices, readiness=self._readiness)
         self._outside = Outside(quiet_s=settings.outside_quiet_s)
-        claims_on = processes.disk_of(settings.claims_dir.resolve())
+        claims_on, old_claims_on, library_on = (
+            processes.disk_of(path.resolve())
+            for path in (settings.claims_dir, settings.old_claims_dir, settings.state_dir)
+        )
         executioner = Executioner()
         enforcer = Enforcer(killer=executioner, api=kube, events=self._events, policy=self._config.policy)
         self._watcher = Watcher(
@@ -148,8 +152,8 @@ class Agent:
             outside=self._outside,
             policy=self._config.policy,
             changed=self._publisher.poke,
-            mounted=lambda pid: processes.mounted_shares(pid, claims=claims_on),
-            has_library=lambda pid: processes.has_library(pid, claims=claims_on),
+            mounted=lambda pid: processes.mounted_shares(pid, claims=(claims_on, old_claims_on)),
+            has_library=lambda pid: processes.has_library(pid, disk=library_on),
         )
         self._grower = Grower(
             api=kube,
@@ -173,8 +177,7 @@ class Agent:
         )
         reconciler = Reconciler(
             claims=self._claims,
-            claims_dir=settings.claims_dir,
-            cdi_dir=settings.cdi_dir,
+            store=self._store,
             library=library,
         )
         metrics = Metrics()

@@ -58,32 +58,39 @@ def create(path: Path, quota: region.Quota, *, mode: int = 0o755, step: Step = n
     """
     if (path / QUOTA).exists():
         raise FileExistsError(f"{path} is a share already")
-    page = region.encode_quota(quota)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.mkdir(parents=True, mode=mode)
-    step("share: temporary directory made")
     try:
-        temporary.chmod(mode)
-        _write(temporary / QUOTA, page, size=region.QUOTA_SIZE, mode=0o644)
-        step("share: quota written")
-        header = region.encode_ledger_header(secrets.randbits(63))
-        _write(temporary / LEDGER, header, size=region.LEDGER_SIZE, mode=_LEDGER_MODE)
-        step("share: ledger written")
+        fill(str(temporary), quota, mode=mode, step=step)
         temporary.rename(path)
-    except OSError:
+    except (OSError, ValueError):
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     step("share: renamed")
 
 
-def remove(path: Path, *, step: Step = no_step) -> None:
+def fill(path: str, quota: region.Quota, *, mode: int, step: Step = no_step) -> None:
+    """Makes the directory `path` with its two files; nobody may know its name before it is complete."""
+    page = region.encode_quota(quota)
+    os.mkdir(path, mode)
+    os.chmod(path, mode)  # whatever the umask
+    step("share: directory made")
+    _write(f"{path}/{QUOTA}", page, size=region.QUOTA_SIZE, mode=0o644)
+    step("share: quota written")
+    header = region.encode_ledger_header(secrets.randbits(63))
+    _write(f"{path}/{LEDGER}", header, size=region.LEDGER_SIZE, mode=_LEDGER_MODE)
+    step("share: ledger written")
+
+
+def remove(path: str, *, step: Step = no_step) -> None:
     """Takes the directory away at once (rename), then deletes it; silence when it is gone."""
-    grave = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    parent, _, name = path.rpartition("/")
+    grave = f"{parent}/.{name}.{secrets.token_hex(4)}"
     with suppress(FileNotFoundError):
-        path.rename(grave)
+        os.rename(path, grave)
         step("share: renamed away")
         shutil.rmtree(grave)
-    step("share: removed")
+        step("share: removed")
 
 
 def discard(path: Path) -> None:
@@ -111,7 +118,7 @@ def any_in_use(directory: Path) -> bool:
     return any(map(busy, shares)) or processes.is_mounted_anywhere(frozenset(path.name for path in shares))
 
 
-def _write(path: Path, data: bytes, *, size: int, mode: int) -> None:
+def _write(path: str, data: bytes, *, size: int, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later

@@ -63,8 +63,8 @@ def container_warnings(container: Container, policy: Policy, pod: JsonObject) ->
     for name in container.found.conflicts:
         yield f"container {container.name}: limit and request of {name} differ; the limit counts"
     if container.stated is container.found.stated:
-        if priority in container.stated:
-            yield f"container {container.name}: {priority} has no meaning in Aliquot and is dropped"
+        if container.stated.keys() == {priority}:
+            yield f"container {container.name}: {priority} means nothing without a GPU and is dropped"
         return
     for name, found in container.found.stated.items():
         counted = container.stated.get(name)

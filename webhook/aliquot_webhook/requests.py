@@ -2,10 +2,11 @@
 """What one container asks for: handled resources, read from the pod and understood."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from aliquot_api import quantity
+from aliquot_api.config import Priority
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.wire import JsonObject
@@ -52,6 +53,8 @@ class GpuRequest:
     """Of each GPU's nominal memory, 1 to 99; in place of `memory_bytes`."""
     alone: bool = False
     """Takes every share of its cards, whatever else it leaves unused."""
+    priority: Priority | None = None
+    """Who gets idle time first."""
 
     @property
     def takes_all_memory(self) -> bool:
@@ -148,15 +151,21 @@ def understand(
             value=cores_percent,
             fix="sharing: exclusive takes all cores; leave this out",
         )
+    request = GpuRequest(
+        container=container,
+        count=policy.default_count if count is None else _count(count),
+        memory_bytes=memory_bytes,
+        cores_percent=cores_percent,
+        memory_percent=memory_percent,
+        alone=alone or exclusive,
+        priority=_priority(stated.get(resources.priority), warnings),
+    )
+    if request.is_whole and request.priority is not None:
+        given = stated[resources.priority]
+        warnings.append(f"{given.field}: {given.value} means nothing on a card for oneself and is dropped")
+        request = replace(request, priority=None)
     return Meant(
-        request=GpuRequest(
-            container=container,
-            count=policy.default_count if count is None else _count(count),
-            memory_bytes=memory_bytes,
-            cores_percent=cores_percent,
-            memory_percent=memory_percent,
-            alone=alone or exclusive,
-        ),
+        request=request,
         is_sequential=is_sequential,
         count=count,
         memory=memory or (limit[0] if limit else percent),
@@ -244,6 +253,18 @@ def _cores_percent(stated: Stated, warnings: list[str]) -> int:
     if number > 100:
         warnings.append(f"{stated.field}: {stated.value} is more than a GPU has; it counts as 100")
     return min(number, 100)
+
+
+def _priority(stated: Stated | None, warnings: list[str]) -> Priority | None:
+    """HAMi's 0 is high, 1 is low."""
+    if stated is None:
+        return None
+    number = _whole(stated, fix="want 0 (high) or 1 (low)")
+    if number < 0:
+        raise InvalidInput(field=stated.field, value=stated.value, fix="want 0 (high) or 1 (low)")
+    if number > 1:
+        warnings.append(f"{stated.field}: {stated.value} counts as 1: 0 is high, 1 is low")
+    return Priority.LOW if number else Priority.HIGH
 
 
 def _whole(stated: Stated, *, fix: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aliquot_agent import cdi, fit, sharedir
-from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.claims import ClaimRef
 from aliquot_agent.devices import device_name
 from aliquot_agent.errors import ApiError, Refused
@@ -116,6 +116,47 @@ def test_a_quota_that_was_changed_is_put_right_by_the_next_call(node: Node, offs
     assert quota.stat().st_ino == inode
     with sharedir.ShareFiles(path=quota.parent) as opened:
         assert opened.quota().memory_limit_bytes == 8000 * MIB
+
+
+def prepared_by_an_agent_before(node: Node) -> ClaimRef:
+    """A claim whose share directories are where agents before had them."""
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.claims().prepare(ref)
+    node.old_claims_dir.mkdir(parents=True)
+    (node.claims_dir / ref.uid).rename(node.old_claims_dir / ref.uid)
+    checkpoints = Checkpoints(directory=node.checkpoint_dir)
+    (entry,) = checkpoints.all()
+    checkpoints.save(dataclasses.replace(entry, directory=""))
+    return ref
+
+
+def test_a_share_of_an_agent_before_stays_where_its_container_has_it(node: Node) -> None:
+    ref = prepared_by_an_agent_before(node)
+    quota = next(node.old_claims_dir.rglob("quota"))
+    inode = quota.stat().st_ino
+    claims = node.claims()
+    (device,) = claims.prepare(ref)
+    node.reconcile(claims)
+    (entry,) = claims.prepared()
+    assert (
+        claims.share_dir(entry, entry.shares[0])
+        == quota.parent
+        == node.old_claims_dir / ref.uid / device.share
+    )
+    assert quota.stat().st_ino == inode
+    assert str(quota) in cdi.spec_path(node.cdi_dir, ref.uid).read_text()
+    assert not list(node.claims_dir.iterdir())
+    claims.unprepare(ref.uid)
+    assert node.leftovers() == []
+
+
+def test_after_a_reboot_a_share_of_an_agent_before_is_made_where_they_are_now(node: Node) -> None:
+    ref = prepared_by_an_agent_before(node)
+    node.boot_id = "boot-2"
+    node.claims().prepare(ref)
+    assert [path.name for path in node.claims_dir.iterdir()] == [ref.uid]
+    assert not list(node.old_claims_dir.iterdir())
+    assert str(next(node.claims_dir.rglob("quota"))) in cdi.spec_path(node.cdi_dir, ref.uid).read_text()
 
 
 def test_a_second_call_answers_the_same_and_keeps_the_files(node: Node) -> None:

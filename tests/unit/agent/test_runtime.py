@@ -40,7 +40,7 @@ def flags(tmp_path: Path) -> list[str]:
     """An agent of its own directories, whose API server is away."""
     (tmp_path / "kubeconfig").write_text(json.dumps(KUBECONFIG))
     flags = ["--node-name", "n", "--kubeconfig", str(tmp_path / "kubeconfig"), "--metrics-port", "0"]
-    for name in ("plugin-dir", "registry-dir", "cdi-dir", "base-cdi-dirs", "state-dir"):
+    for name in ("plugin-dir", "registry-dir", "cdi-dir", "base-cdi-dirs", "state-dir", "run-dir"):
         flags += [f"--{name}", str(tmp_path / name)]
     return flags
 
