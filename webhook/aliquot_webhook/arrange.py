@@ -74,7 +74,12 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
             PodClaim(name=name, template=claim_template(members, own_limits, wish))
             for name, members, own_limits in claims
         ),
-        entries={container: _entry(request, apart) for container, request in holder.items()},
+        entries={
+            container: {"name": own_claim_name(request)}
+            if request in requests.apart
+            else {"name": names.POD_CLAIM_NAME, "request": request}
+            for container, request in holder.items()
+        },
         warnings=tuple(warnings),
     )
 
@@ -89,12 +94,6 @@ def _check_mps(planned: Sequence[PlannedRequest], sharing: Mode) -> None:
                 value=f"{sharing} on {each.request.count} GPUs for container {each.request.container}",
                 fix=fix,
             )
-
-
-def _entry(request: str, apart: Sequence[PlannedRequest]) -> Mapping[str, str]:
-    if any(each.name == request for each in apart):
-        return {"name": own_claim_name(request)}
-    return {"name": names.POD_CLAIM_NAME, "request": request}
 
 
 def _hardness(request: GpuRequest) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from aliquot_api import names, quantity
 from aliquot_api.config import ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.requests import GpuRequest
+from aliquot_webhook.values import value
 from aliquot_webhook.wire import items, obj
 
 _NO_WISH: Final = ShareConfig()
@@ -110,7 +111,7 @@ class ClaimTemplate:
     spec: ClaimSpec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Alternative:
     """One way to serve a request."""
 
@@ -121,7 +122,7 @@ class Alternative:
     """None is one."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlannedRequest:
     """A request as it stands in a claim: its name, and its alternatives, most welcome first."""
 

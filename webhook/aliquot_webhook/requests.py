@@ -2,13 +2,14 @@
 """What one container asks for: handled resources, read from the pod and understood."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, Literal
 
 from aliquot_api import quantity
 from aliquot_api.config import Priority
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.policy import Policy
+from aliquot_webhook.values import value
 from aliquot_webhook.wire import JsonObject
 
 SECTIONS: Final[tuple[Literal["limits", "requests"], ...]] = ("limits", "requests")
@@ -17,7 +18,7 @@ _MAX_MEBIBYTES: Final = 2**31 - 1
 _SHOWN: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stated:
     """A value, and the field path that an error about it names."""
 
@@ -25,7 +26,7 @@ class Stated:
     field: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """The handled resources of one container, as they stand."""
 
@@ -40,7 +41,7 @@ class Found:
 NOTHING: Final = Found()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GpuRequest:
     """GPUs for one container."""
 
@@ -72,7 +73,7 @@ class GpuRequest:
         return not self.takes_all_memory and (self.alone or self.cores_percent == 100)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Meant:
     """What a container's values mean."""
 
@@ -92,16 +93,18 @@ def find(resources: JsonObject, *, path: str, handled: frozenset[str]) -> Found:
     conflicts: list[str] = []
     for section in SECTIONS:
         given = resources.get(section)
-        if not isinstance(given, dict) or handled.isdisjoint(given):
+        if not isinstance(given, dict):
             continue
         for name in given:
             if name not in handled:
                 continue
             places.append((section, name))
-            value = Stated(value=_as_text(given[name]), field=f"{path}.{section}[{name}]")
-            if stated.setdefault(name, value).value != value.value:
+            value, known = _as_text(given[name]), stated.get(name)
+            if known is None:
+                stated[name] = Stated(value, f"{path}.{section}[{name}]")
+            elif known.value != value:
                 conflicts.append(name)
-    return Found(stated=stated, places=tuple(places), conflicts=tuple(conflicts)) if places else NOTHING
+    return Found(stated, tuple(places), tuple(conflicts)) if places else NOTHING
 
 
 def _as_text(value: object) -> str:
