@@ -250,7 +250,7 @@ def encode_ledger_header(generation: int) -> bytes:
     """The header of a fresh ledger; the rest of its LEDGER_SIZE bytes is zero."""
     ledger = LedgerLayout(layout=LAYOUT, size=LEDGER_SIZE, slots=SLOTS, generation=generation)
     ledger.magic[:] = LEDGER_MAGIC
-    return bytes(ledger)[:LEDGER_HEADER_SIZE]
+    return bytes(memoryview(ledger).cast("B")[:LEDGER_HEADER_SIZE])
 
 
 def slots_length(header: bytes) -> int:

@@ -73,7 +73,8 @@ def fill(path: str, quota: region.Quota, *, mode: int, step: Step = no_step) -> 
     """Makes the directory `path` with its two files; nobody may know its name before it is complete."""
     page = region.encode_quota(quota)
     os.mkdir(path, mode)
-    os.chmod(path, mode)  # whatever the umask
+    if mode & 0o077:
+        os.chmod(path, mode)  # whatever the umask
     step("share: directory made")
     _write(f"{path}/{QUOTA}", page, size=region.QUOTA_SIZE, mode=0o644)
     step("share: quota written")
@@ -121,8 +122,9 @@ def any_in_use(directory: Path) -> bool:
 def _write(path: str, data: bytes, *, size: int, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
         os.pwrite(fd, data, 0)
+        if len(data) < size:
+            os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
         os.fchmod(fd, mode)
     finally:
         os.close(fd)
