@@ -105,7 +105,8 @@ class LedgerLayout(ctypes.Structure):
         ("overdraft", _u64),
         ("last_launch_ns", _u64),
         ("waiting_until_ns", _u64),
-        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 136)),
+        ("paced_millipercent", _u64),
+        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 144)),
         ("slot", SlotLayout * SLOTS),
     )
 
