@@ -7,13 +7,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from aliquot_agent import kube, logs, settings, status
 from aliquot_agent.runtime import Agent
 from aliquot_api.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
+
+_UMASK: Final = 0o022
+"""Tenants' programs and the runtime read files of ours, whatever the image's runtime starts us with."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"aliquot-agent: {error}\n")
         return 2
     logs.start(chosen.log_level)
+    os.umask(_UMASK)
     logger.info("starting", extra={key: str(value) for key, value in asdict(chosen).items()})
     agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
     for number in (signal.SIGTERM, signal.SIGINT):

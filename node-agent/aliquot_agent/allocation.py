@@ -120,6 +120,8 @@ def _config(
     configs: Sequence[Mapping[str, Any]], *, request: str, sources: Sequence[str] = _SOURCES
 ) -> ShareConfig:
     """The configuration that counts for `request`, or the part of it that `sources` state."""
+    if not configs:
+        return ShareConfig()
     stated: dict[str, list[ShareConfig]] = {source: [] for source in _SOURCES}
     try:
         for index, entry in enumerate(configs):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that appear complete or not at all, with a hook between any two steps.
 
-`step` is called with a name after each change on disk; tests end the process there.
+`step` is called with a name after each change on disk; tests end the process there. Modes are what the umask
+leaves of them (`__main__` sets it).
 """
 
 import os
@@ -41,7 +42,6 @@ def _write(path: str, data: bytes, *, flags: int, mode: int) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(fd, rest) :]
-        os.fchmod(fd, mode)  # whatever the umask
     finally:
         os.close(fd)
 

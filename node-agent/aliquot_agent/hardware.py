@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_agent import devices
-from aliquot_agent.devices import Device, Taint
+from aliquot_agent.devices import Attribute, Device, Taint
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Gpu, GpuProcess, Inventory, Nvml, Problem
@@ -67,6 +67,7 @@ class Hardware:
         self._problems: tuple[Problem, ...] = ()
         self._owners: Mapping[str, str] = {}
         self._full: frozenset[str] = frozenset()
+        self._published: Mapping[str, Device] = {}
 
     def refresh(self) -> bool:
         """Asks NVML again, opening it anew where that failed before; whether the GPUs are others now.
@@ -173,14 +174,30 @@ class Hardware:
             if memory_bytes < devices.LEAST_BYTES:
                 full.add(device)
                 continue
-            place = devices.pci_place(gpu.pci_bus_id)
-            built[device] = devices.build(
-                gpu, policy=policy, place=place, memory_bytes=memory_bytes, taint=taints.get(device)
-            )
+            built[device] = self._build(gpu, memory_bytes=memory_bytes, taint=taints.get(device))
             taken[device] = taken_bytes.get(device, 0) / memory_bytes
         self._full = frozenset(full)
+        self._published = built
         order = self._arranger.arrange(tuple(built), taken=taken, order=self._policy().order)
         return [built[device] for device in order]
+
+    def attributes(self, device: str) -> Mapping[str, Attribute]:
+        """What the slice says of a device: as it was published last. Nothing of one that is not there."""
+        gpu = self._gpus.get(device)
+        if gpu is None:
+            return {}
+        # `published` is asked by the agent that leads only; kubelet may ask the other one.
+        published = self._published.get(device) or self._build(gpu, memory_bytes=devices.LEAST_BYTES)
+        return published["attributes"]
+
+    def _build(self, gpu: Gpu, *, memory_bytes: int, taint: Taint | None = None) -> Device:
+        return devices.build(
+            gpu,
+            policy=self.policy_of(gpu),
+            place=devices.pci_place(gpu.pci_bus_id),
+            memory_bytes=memory_bytes,
+            taint=taint,
+        )
 
     def memory_bytes(self, gpu_uuid: str) -> int | None:
         """Memory of a GPU; None while NVML does not show it."""

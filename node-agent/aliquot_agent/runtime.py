@@ -106,7 +106,7 @@ class Agent:
             checkpoints=checkpoints,
             library=library,
             boot_id=boot_id,
-            attributes=self._attributes,
+            attributes=self._hardware.attributes,
         )
         self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
         self._claims = Claims(
@@ -303,18 +303,6 @@ class Agent:
         policy = self._hardware.policy_of(gpu)
         held_bytes = max(0, self._outside.withheld_bytes(gpu.uuid) - policy.reserve_bytes)
         return devices.offered_bytes(gpu, policy=policy, withheld_bytes=held_bytes)
-
-    def _attributes(self, device: str) -> Mapping[str, devices.Attribute]:
-        """What the slice says of a device: also for metadata files. Nothing of one that is not there."""
-        gpu = self._hardware.by_device().get(device)
-        if gpu is None:
-            return {}
-        return devices.build(
-            gpu,
-            policy=self._hardware.policy_of(gpu),
-            place=devices.pci_place(gpu.pci_bus_id),
-            memory_bytes=devices.LEAST_BYTES,
-        )["attributes"]
 
     def _device_health(self) -> list[DeviceHealth]:
         conditions = self._health.conditions()

@@ -14,7 +14,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,13 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 _STILL: Final = (
-    slice(0, region.QuotaLayout.epoch.offset),
+_PACING: Final = tuple(each.name for each in fields(region.Pacing))
+"""Words of the quota that `compute` writes, and nobody else once a share is made."""
+    slice(0, region.QuotaLayout.cores_millipercent.offset),
+    slice(region.QuotaLayout.context_estimate_bytes.offset, region.QuotaLayout.epoch.offset),
     slice(region.QuotaLayout.reserved1.offset, region.QUOTA_SIZE),
 )
-"""Parts of a quota page that only a change of the quota changes."""
+"""Parts of a quota page that only a change of the quota changes, but for the words of pacing."""
 
 
 def quota_of(share: PreparedShare) -> region.Quota:
@@ -73,7 +76,8 @@ def fill(path: str, quota: region.Quota, *, mode: int, step: Step = no_step) -> 
     """Makes the directory `path` with its two files; nobody may know its name before it is complete."""
     page = region.encode_quota(quota)
     os.mkdir(path, mode)
-    os.chmod(path, mode)  # whatever the umask
+    if mode & 0o077:
+        os.chmod(path, mode)  # whatever the umask
     step("share: directory made")
     _write(f"{path}/{QUOTA}", page, size=region.QUOTA_SIZE, mode=0o644)
     step("share: quota written")
@@ -121,8 +125,9 @@ def any_in_use(directory: Path) -> bool:
 def _write(path: str, data: bytes, *, size: int, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
         os.pwrite(fd, data, 0)
+        if len(data) < size:
+            os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
         os.fchmod(fd, mode)
     finally:
         os.close(fd)
@@ -195,21 +200,38 @@ class ShareFiles:
         self._store("epoch", epoch + 1)
 
     def restore_quota(self, wanted: region.Quota) -> bool:
-        """Puts back every word that is not as `wanted` but for epoch and heartbeat; whether any was not."""
+        """Puts back each word that is not as `wanted` and does not move; whether there was one."""
         if wanted == self._right[0] and all(self._map[part] == self._right[1][part] for part in _STILL):
             return False
         self._right = wanted, region.encode_quota(wanted)
         with memoryview(self._map) as view, view.cast("Q") as words:
-            epoch, heartbeat_ns = words[_quota_word("epoch")], words[_quota_word("heartbeat_ns")]
-            page = region.encode_quota(replace(wanted, epoch=epoch, heartbeat_ns=heartbeat_ns))
-            if self._map[:] == page:
-                return False
-            with memoryview(page) as right, right.cast("Q") as right_words:
-                for index, word in enumerate(right_words):
-                    if words[index] != word:
-                        words[index] = word
-            words[_quota_word("epoch")] = (epoch + 1) % 2**64
-        return True
+            with memoryview(self._right[1]) as right, right.cast("Q") as right_words:
+                wrong = [
+                    index
+                    for index, word in enumerate(right_words)
+                    if words[index] != word and index not in _MOVING
+                ]
+                for index in wrong:
+                    words[index] = right_words[index]
+            if wrong:
+                words[_quota_word("epoch")] = (words[_quota_word("epoch")] + 1) % 2**64
+        return bool(wrong)
+
+    def pacing(self) -> region.Pacing:
+        """The words of the quota that hold the share's cores."""
+        with memoryview(self._map) as view, view.cast("Q") as words:
+            return region.Pacing(*(words[_quota_word(field)] for field in _PACING))
+
+    def set_pacing(self, before: region.Pacing, after: region.Pacing) -> None:
+        """Stores those words that differ from `before`, each by one store; the next draw sees them."""
+        for field in _PACING:
+            if getattr(after, field) != getattr(before, field):
+                self._store(field, getattr(after, field))
+
+    def pace(self) -> region.Pace | None:
+        """What the ledger says about launches; None for one that a tenant has truncated."""
+        data = os.pread(self._ledger_fd, region.PACE.size, region.PACE_OFFSET)
+        return region.Pace._make(region.PACE.unpack(data)) if len(data) == region.PACE.size else None
 
     def restore_ledger(self) -> bool:
         """Gives the ledger its size and mode back, whatever a tenant made of them; whether it had others."""
@@ -315,3 +337,7 @@ def _quota_word(field: str) -> int:
 
 def _slot_offset(index: int) -> int:
     return region.LEDGER_HEADER_SIZE + index * region.SLOT_SIZE
+
+
+_MOVING: Final = frozenset(map(_quota_word, ("epoch", "heartbeat_ns", *_PACING)))
+"""Words that move while the quota stays what it is."""
