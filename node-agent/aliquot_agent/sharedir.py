@@ -34,9 +34,10 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 
 
-_STILL: Final = (
 _PACING: Final = tuple(each.name for each in fields(region.Pacing))
 """Words of the quota that `compute` writes, and nobody else once a share is made."""
+
+_STILL: Final = (
     slice(0, region.QuotaLayout.cores_millipercent.offset),
     slice(region.QuotaLayout.context_estimate_bytes.offset, region.QuotaLayout.epoch.offset),
     slice(region.QuotaLayout.reserved1.offset, region.QUOTA_SIZE),
