@@ -36,7 +36,6 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 _PACING: Final = tuple(each.name for each in fields(region.Pacing))
 """Words of the quota that `compute` writes, and nobody else once a share is made."""
-
 _STILL: Final = (
     slice(0, region.QuotaLayout.cores_millipercent.offset),
     slice(region.QuotaLayout.context_estimate_bytes.offset, region.QuotaLayout.epoch.offset),
