@@ -244,14 +244,11 @@ static CUresult begin(struct run *run, CUgraphExec exec) {
     if (!aq_records_find(AQ_EXEC, key_of(exec, device), &record))
       continue;
     struct aq_pool *pool = aq_pool_of_graphs(device);
-    bool resident = pool && record.number == aq_pool_trims(pool);
-    CUresult result = !pool ? CUDA_ERROR_NOT_PERMITTED
-                      : !aq_pool_enter(pool, resident ? 0 : record.bytes, &run->asks[run->count])
-                          ? CUDA_ERROR_OUT_OF_MEMORY
-                          : CUDA_SUCCESS;
-    if (result != CUDA_SUCCESS) {
+    struct aq_pool_ask *ask = &run->asks[run->count];
+    bool fits = pool && (aq_pool_rely(pool, record.number, ask) || aq_pool_enter(pool, record.bytes, ask));
+    if (!fits) {
       cancel(run);
-      return result;
+      return pool ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_NOT_PERMITTED;
     }
     run->count++;
   }
