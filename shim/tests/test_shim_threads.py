@@ -34,8 +34,9 @@ def test_a_launch_under_way_keeps_the_room_that_it_relies_on(
 def test_limits_of_one_context_are_charged_as_the_driver_has_set_them(
     node: Sandbox, share: Path, clients: Clients
 ) -> None:
-    rounds = 25
-    process = node.start(clients.linked("limits"), "4", "30", str(rounds))
+    rounds = 8
+    node.inject("slow", "--us", "500")  # the threads' calls take turns
+    process = node.start(clients.linked("limits"), "4", "3", str(rounds))
     assert process.stdout is not None
     assert process.stdin is not None
     for _ in range(rounds):
