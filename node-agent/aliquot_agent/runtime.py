@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from aliquot_agent import devices, fit, outside, processes, registration
+from aliquot_agent import devices, fit, held, outside, processes, registration
 from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints
 from aliquot_agent.claims import ClaimRef, Claims
@@ -28,6 +28,7 @@ from aliquot_agent.hardware import Hardware
 from aliquot_agent.health import Condition
 from aliquot_agent.healthservice import DeviceHealth, HealthService
 from aliquot_agent.healthwatch import HealthWatch
+from aliquot_agent.kept import Ways
 from aliquot_agent.kube import Kube
 from aliquot_agent.library import Library
 from aliquot_agent.locks import Leadership, Locks
@@ -102,6 +103,7 @@ class Agent:
         self._store = Store(
             claims_dir=settings.claims_dir,
             old_claims_dir=settings.old_claims_dir,
+            mps_dir=settings.mps_dir,
             cdi_dir=settings.cdi_dir,
             checkpoints=checkpoints,
             library=library,
@@ -125,6 +127,7 @@ class Agent:
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
             privileged=self._pods.privileged,
+            await_ways=Ways(directory=settings.sharing_dir).await_all,
         )
         self._health = HealthWatch(
             gpus=self._hardware,
@@ -293,6 +296,7 @@ class Agent:
             ),
             taken_bytes=fit.taken(claims),
             taints=self._health.taints(),
+            ways=held.by_device(claims),
         )
 
     def _room(self, device: str) -> int | None:

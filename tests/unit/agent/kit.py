@@ -214,6 +214,7 @@ class Node:
         return Store(
             claims_dir=self.claims_dir,
             old_claims_dir=self.old_claims_dir,
+            mps_dir=self.root / "run" / "mps",
             cdi_dir=self.cdi_dir,
             checkpoints=checkpoints,
             library=self.libraries,
