@@ -327,12 +327,20 @@ class Claims:
                 continue
             if grown:
                 problem = "other claims' growth beyond what they consumed is being taken back; ask again"
-            released = [claim for claim in others if self.release_if_gone(claim)]
-            if not released:
+            if not self._release_one(others, deadline=deadline):
                 if time.monotonic() + _LONGEST_RETRY_S > deadline:
                     raise Refused(problem)
                 logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
                 time.sleep(_LONGEST_RETRY_S / 2)
+
+    def _release_one(self, others: Sequence[PreparedClaim], *, deadline: float) -> bool:
+        """Releases the first claim that is gone; whether there was one. Each is asked for at the server."""
+        for claim in others:
+            if self.release_if_gone(claim):
+                return True
+            if time.monotonic() > deadline:
+                return False
+        return False
 
     def _take_back(self, grown: Sequence[tuple[PreparedClaim, PreparedShare]]) -> bool:
         """Withdraws growth; whether any of it is free already, since no quota held it yet."""
