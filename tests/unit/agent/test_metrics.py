@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aliquot_agent import pages
 from aliquot_agent.__main__ import main
 from aliquot_agent.hamimetrics import HamiCollector
 from aliquot_agent.hardware import Cause, LeftOut
@@ -19,7 +22,7 @@ from aliquot_agent.pages import PageServer
 from aliquot_agent.picture import Observation, Picture
 from aliquot_agent.readiness import Readiness
 from aliquot_agent.status import Status, table
-from tests.unit.agent.kit import GIB, Node, make_claim, make_gpu, result
+from tests.unit.agent.kit import GIB, Node, make_claim, make_gpu, result, wait_for
 from tests.unit.agent.test_report import LIMIT, observation
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,13 +54,17 @@ class Scene:
         self.metrics.register(AgentCollector(sources))
         self.metrics.register(HamiCollector(sources))
         self.status = Status(sources=sources, readiness=self.readiness, leader=lambda: True)
-        pages = {"/metrics": self.metrics.page, "/status": self.status.page}
-        self.server = PageServer(port=0, pages=pages, readiness=self.readiness)
+        shown = {"/metrics": self.metrics.page, "/status": self.status.page}
+        self.server = PageServer(port=0, pages=shown, readiness=self.readiness)
         self.server.start()
 
     @staticmethod
     def users(seen: Observation) -> list[User]:
         return [User("team-a", "pod-1", "main", 0), User("team-a", "pod-2", "main", 0)]
+
+    @staticmethod
+    def connections() -> int:
+        return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
     def get(self, path: str, *, host: str = "127.0.0.1") -> tuple[int, str]:
         try:
@@ -130,6 +137,22 @@ def test_it_lives_and_knows_its_paths(scene: Scene) -> None:
 
 def test_the_pages_are_there_over_ipv6_as_well(scene: Scene) -> None:
     assert scene.get("/healthz", host="[::1]") == (200, "ok\n")
+
+
+def test_callers_that_hold_connections_do_not_keep_kubelet_out(scene: Scene) -> None:
+    held = [
+        socket.create_connection(("127.0.0.1", scene.server.port), timeout=10)
+        for _ in range(2 * pages.MOST_CONNECTIONS)
+    ]
+    try:
+        assert scene.get("/healthz") == (200, "ok\n")
+        assert held[0].recv(1) == b""  # the oldest was sent away
+        wait_for(lambda: scene.connections() <= pages.MOST_CONNECTIONS)
+        held[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert held[-1].recv(100).startswith(b"HTTP/1.0 200")
+    finally:
+        for each in held:
+            each.close()
 
 
 def test_what_is_sick_left_out_or_not_understood_is_in_the_metrics(scene: Scene) -> None:
