@@ -210,7 +210,7 @@ class Agent:
         )
         self._leadership = Leadership(directory=settings.plugin_dir)
         self._leader = Loop(name="leader", step=self._try_to_lead, period_s=_TAKE_OVER_S)
-        self._always: tuple[Part, ...] = (self._events, pages, servers, self._leader)
+        self._always: tuple[Part, ...] = (self._events, pages, self._discovery, servers, self._leader)
         """Of every agent, in order: claims are there before kubelet's calls can come."""
         self._led: tuple[Part, ...] = (
             self._config,
@@ -222,7 +222,6 @@ class Agent:
             self._grower,
             reporter,
             reconciler,
-            self._discovery,
             self._publisher,
         )
         """Of the leader."""
@@ -248,16 +247,27 @@ class Agent:
         self._ended.put(None)
 
     def stop(self) -> None:
-        """Ends every thread and removes both sockets, within seconds. Running pods notice nothing."""
-        stops: list[Callable[[], None]] = [self._leader.stop]  # it starts others
-        stops += [part.stop for part in reversed(self._started) if part is not self._leader]
-        stops += [self._hardware.close, self._leadership.give_up]
-        for stop in stops:
+        """Ends every thread and removes both sockets, within seconds. Running pods notice nothing.
+
+        All parts at once: each may wait for the server's answer to its last question.
+        """
+        self._stop_all([self._leader.stop])  # it starts others
+        self._stop_all([part.stop for part in self._started if part is not self._leader])
+        self._stop_all([self._hardware.close, self._leadership.give_up])
+
+    def _stop_all(self, stops: Sequence[Callable[[], None]]) -> None:
+        def end(stop: Callable[[], None]) -> None:
             try:
                 stop()
             except Exception as error:  # the others must still stop
                 logger.exception("a part does not stop")
                 self.failed = self.failed or f"a part does not stop: {error!r}"
+
+        threads = [threading.Thread(target=end, args=(stop,), name="stop") for stop in stops]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _begin(self, part: Part) -> None:
         self._started.append(part)
