@@ -17,6 +17,7 @@ from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints
 from aliquot_agent.claims import ClaimRef, Claims
 from aliquot_agent.configwatch import ConfigWatch
+from aliquot_agent.cores import Cores
 from aliquot_agent.devices import Device
 from aliquot_agent.discovery import Discovery
 from aliquot_agent.enforce import Enforcer
@@ -156,6 +157,7 @@ class Agent:
             policy=self._config.policy,
             changed=self._publisher.poke,
             mounted=lambda pid: processes.mounted_shares(pid, claims=(claims_on, old_claims_on)),
+            escape=lambda key: self._cores.escape(key),  # noqa: PLW0108  # made below
             has_library=lambda pid: processes.has_library(pid, disk=library_on),
         )
         self._grower = Grower(
@@ -169,6 +171,13 @@ class Agent:
             room=self._room,
             publish=self._publisher.poke,
             settle_s=settings.settle_s,
+        )
+        self._cores = Cores(
+            claims=self._claims,
+            policy=self._config.policy,
+            hardware=self._hardware,
+            picture=self._watcher.picture,
+            events=self._events,
         )
         reporter = Reporter(
             api=kube,
@@ -219,6 +228,7 @@ class Agent:
             executioner,
             enforcer,
             self._watcher,
+            self._cores,
             self._grower,
             reporter,
             reconciler,
@@ -339,6 +349,8 @@ class Agent:
             left_out=self._hardware.left_out,
             slice_writes=self._publisher.counts,
             config_problem=lambda: self._config.problem,
+            paced=self._cores.paced,
+            untold=self._cores.untold,
         )
 
     def _loads(self) -> dict[str, Load]:

@@ -13,11 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot_agent import pages
 from aliquot_agent.__main__ import main
+from aliquot_agent.attribution import Key
 from aliquot_agent.hamimetrics import HamiCollector
 from aliquot_agent.hardware import Cause, LeftOut
 from aliquot_agent.health import Condition, Fault
 from aliquot_agent.metrics import AgentCollector, Metrics, Sources, User
 from aliquot_agent.nvml import Load
+from aliquot_agent.pacing import Paced
 from aliquot_agent.pages import PageServer
 from aliquot_agent.picture import Observation, Picture
 from aliquot_agent.readiness import Readiness
@@ -37,6 +39,8 @@ class Scene:
         self.conditions: dict[str, Condition] = {}
         self.left_out: tuple[LeftOut, ...] = ()
         self.problem = ""
+        self.paced: dict[Key, Paced] = {}
+        self.untold: frozenset[str] = frozenset()
         gpu = make_gpu(uuid="GPU-a")
         sources = Sources(
             node="node-1",
@@ -49,6 +53,8 @@ class Scene:
             left_out=lambda: self.left_out,
             slice_writes=lambda: {"create": 1, "replace": 2},
             config_problem=lambda: self.problem,
+            paced=lambda: self.paced,
+            untold=lambda: self.untold,
         )
         self.metrics = Metrics()
         self.metrics.register(AgentCollector(sources))
@@ -190,6 +196,34 @@ def test_hamis_names_say_the_same(scene: Scene) -> None:
     assert text.count("hami_vgpu_memory_used_bytes{") == 2
     scene.picture = Picture()
     assert "hami_vgpu_memory_used_bytes{" not in scene.get("/metrics")[1]
+
+
+def test_gpu_time_is_counted_by_share(scene: Scene) -> None:
+    scene.picture = Picture(observations=(observation("u", used=5), observation("v", used=5)))
+    scene.paced["u", "share-u"] = Paced(
+        used_ns=2_500_000_000,
+        granted_ns=5_000_000_000,
+        reserved_millipercent=30_000,
+        lent_millipercent=70_000,
+        factor_ppm=500_000,
+        escape="so much",
+    )
+    text = scene.get("/metrics")[1]
+    found = {
+        name: value for name, (labels, value) in samples(text).items() if labels.get("share") == "share-u"
+    }
+    expected = {
+        "aliquot_share_gpu_used_seconds_total": 2.5,
+        "aliquot_share_gpu_granted_seconds_total": 5,
+        "aliquot_share_cores_percent": 30,
+        "aliquot_share_cores_lent_percent": 70,
+        "aliquot_share_cost_factor": 0.5,
+        "aliquot_share_pacing_escaped": 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert samples(text)["aliquot_gpu_use_by_process"][1] == 1
+    scene.untold = frozenset({"GPU-a"})
+    assert samples(scene.get("/metrics")[1])["aliquot_gpu_use_by_process"][1] == 0
 
 
 def test_the_page_on_metrics_lists_them_all(scene: Scene) -> None:
