@@ -29,6 +29,7 @@ from aliquot_agent.hardware import Hardware
 from aliquot_agent.health import Condition
 from aliquot_agent.healthservice import DeviceHealth, HealthService
 from aliquot_agent.healthwatch import HealthWatch
+from aliquot_agent.intruders import Intruders
 from aliquot_agent.kept import Ways
 from aliquot_agent.kube import Kube
 from aliquot_agent.library import Library
@@ -179,6 +180,13 @@ class Agent:
             picture=self._watcher.picture,
             events=self._events,
         )
+        self._intruders = Intruders(
+            api=kube,
+            pods=self._pods,
+            claims=self._claims.prepared,
+            policy=self._config.policy,
+            events=self._events,
+        )
         reporter = Reporter(
             api=kube,
             node=node,
@@ -227,6 +235,7 @@ class Agent:
             self._pods,
             executioner,
             enforcer,
+            self._intruders,
             self._watcher,
             self._cores,
             self._grower,
@@ -303,6 +312,7 @@ class Agent:
 
     def _pods_changed(self) -> None:
         self._grower.poke()
+        self._intruders.poke()
 
     def _devices(self) -> list[Device]:
         claims = self._claims.prepared()
