@@ -21,6 +21,7 @@ from typing import Final
 from aliquot_agent import processes, region
 from aliquot_agent.checkpoint import Growth, PreparedShare
 from aliquot_agent.files import Step, no_step
+from aliquot_api.config import Sharing
 
 QUOTA: Final = "quota"
 LEDGER: Final = "ledger"
@@ -49,7 +50,7 @@ def quota_of(share: PreparedShare) -> region.Quota:
     return region.Quota(
         gpu_uuid=share.gpu_uuid,
         memory_limit_bytes=share.limit,
-        cores_millipercent=share.cores_percent * 1000,
+        cores_millipercent=share.cores_percent * 1000 if share.sharing == Sharing.SHIM else 0,
         context_estimate_bytes=share.context_estimate_bytes,
     )
 
