@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NoReturn
 
-from aliquot_agent import kube, logs, settings, status
+from aliquot_agent import cleanup, kube, logs, settings, status
 from aliquot_agent.runtime import Agent
 from aliquot_api.errors import InvalidInput
 
@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["status"]:
         return status.main(arguments[1:])
+    if arguments[:1] == ["clean-node"]:
+        return cleanup.main(arguments[1:])
     try:
         chosen = settings.load(arguments, os.environ)
     except InvalidInput as error:
