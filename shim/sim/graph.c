@@ -55,6 +55,7 @@ void graph_unmake(CUgraph graph) {
     unmake_node(graph->nodes[i]);
   }
   free(graph->nodes);
+  user_holds_end(&graph->held);
   graph->mark = 0;
   graph->next = free_graphs;
   free_graphs = graph;
@@ -224,6 +225,10 @@ CUgraph graph_copy(CUgraph graph) {
     return NULL;
   }
   copy->original = graph;
+  if (!user_holds_copy(graph->held, &copy->held)) {
+    graph_unmake(copy);
+    return NULL;
+  }
   for (size_t i = 0; i < graph->count; i++) {
     struct node_work work;
     CUgraphNode made;

@@ -6,6 +6,7 @@
 #define SIM_GRAPH_H
 
 #include "launch.h"
+#include "user_object.h"
 
 /* An allocation of a node: known to the memory side until node and executables are gone. */
 struct graph_allocation {
@@ -57,6 +58,7 @@ struct CUgraph_st {
   CUgraphNode parent; /* the node that it is the child of */
   CUgraph original;   /* it is a clone of */
   CUgraph next;       /* of the free ones */
+  struct user_hold *held;
 };
 
 bool graph_is_live(CUgraph graph);

@@ -197,6 +197,7 @@ void exec_unmake(CUgraphExec exec) {
   if (exec->copy) {
     graph_unmake(exec->copy);
   }
+  user_holds_end(&exec->held);
   exec->mark = 0;
   exec->next = free_execs;
   free_execs = exec;
@@ -221,8 +222,9 @@ CUresult exec_make(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
   graph->executables++;
   made->items = calloc(count_items(graph) + 1, sizeof *made->items);
   made->copy = graph_has_memory(graph) ? NULL : graph_copy(graph);
-  bool good = made->items && (made->copy || graph_has_memory(graph)) && flatten(made, graph, -1) &&
-              list_allocations(made) && exec_plan(made) == CUDA_SUCCESS;
+  bool good = made->items && user_holds_copy(graph->held, &made->held) &&
+              (made->copy || graph_has_memory(graph)) && flatten(made, graph, -1) && list_allocations(made) &&
+              exec_plan(made) == CUDA_SUCCESS;
   if (!good) {
     exec_unmake(made);
     return CUDA_ERROR_OUT_OF_MEMORY;

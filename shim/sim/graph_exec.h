@@ -29,7 +29,8 @@ struct CUgraphExec_st {
   unsigned long long flags;
   CUgraph graph; /* NULL once that is gone: for the count of its executables */
   unsigned graph_id;
-  CUgraph copy; /* what a capture of a launch gets as a child */
+  struct user_hold *held; /* of its own: the graph may be gone */
+  CUgraph copy;           /* what a capture of a launch gets as a child */
   struct exec_item *items;
   unsigned count;
   unsigned *before;

@@ -119,4 +119,7 @@ void stream_drain_default(bool per_thread);
 /* The host function under way in this thread, if any, must not call the driver. */
 bool work_in_callback(void);
 
+/* Run a host function of the program's in this thread, without the lock. */
+void work_call_back(CUhostFn function, void *argument);
+
 #endif

@@ -149,12 +149,22 @@ static struct work **next_host(uint64_t *left) {
   return NULL;
 }
 
+void work_call_back(CUhostFn function, void *argument) {
+  in_callback = true;
+  function(argument);
+  in_callback = false;
+}
+
 static void run(struct work entry, bool lost) {
   driver_unlock();
+  if (entry.function) {
+    if (!lost) {
+      work_call_back(entry.function, entry.argument);
+    }
+    return;
+  }
   in_callback = true;
-  if (entry.function && !lost) {
-    entry.function(entry.argument);
-  } else if (entry.callback) {
+  if (entry.callback) {
     entry.callback(entry.stream->kind == STREAM_LEGACY ? NULL : entry.stream,
                    lost ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS, entry.argument);
   }

@@ -193,6 +193,16 @@ def launch_host(stream: int, value: int) -> dict[str, Any]:
     return {"code": code, "outputs": []}
 
 
+def make_user_object(value: int, references: int) -> dict[str, Any]:
+    """One whose end notes `value` among the host's calls."""
+    made = ctypes.c_uint64(0)
+    library = ctypes.CDLL(LIBRARIES["cu"])
+    code = library.cuUserObjectCreate(
+        ctypes.byref(made), ctypes.c_void_p(value), run_on_host, ctypes.c_uint(references), ctypes.c_uint(1)
+    )
+    return {"code": code, "outputs": [made.value]}
+
+
 def called_on_host() -> dict[str, Any]:
     return {"code": 0, "outputs": list(host_calls)}
 
@@ -215,7 +225,7 @@ def main() -> None:
     functions = (in_thread, in_fork, fork_sleeper, close_descriptors)
     descriptors = (open_mailbox, post_descriptor, collect_descriptor, close_descriptor)
     threads = (begin_in_thread, thread_has_ended, finish_thread)
-    hosts = (launch_host, called_on_host, is_at_gate, open_gate)
+    hosts = (launch_host, make_user_object, called_on_host, is_at_gate, open_gate)
     own: dict[str, Callable[..., Any]] = {
         function.__name__: function
         for function in (*functions, *threads, *descriptors, *hosts, pipe_end, ask_pointer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuda-core: buffers, a stream, the device's memory resource; prints what it got as JSON."""
+"""cuda-core: buffers, a stream, the device's memory resource, a graph; prints what it got as JSON."""
 
 import json
 from typing import Any
@@ -7,6 +7,21 @@ from typing import Any
 from cuda.core import Device
 
 MIB = 1 << 20
+
+
+def run_graph(device: Any, stream: Any) -> list[str]:
+    """What a graph of one host function did; it keeps the function alive by a user object."""
+    calls: list[str] = []
+    builder = device.create_graph_builder()
+    builder.begin_building()
+    builder.callback(lambda: calls.append("called"))
+    builder.end_building()
+    graph = builder.complete()
+    builder.close()
+    graph.launch(stream)
+    stream.sync()
+    graph.close()
+    return calls
 
 
 def main() -> None:
@@ -27,7 +42,8 @@ def main() -> None:
     again = device.allocate(64 * MIB, stream=stream)
     again.close(stream)
     stream.sync()
-    print(json.dumps({"pool": [count * 64, error], "name": device.name}))
+    graph = run_graph(device, stream)
+    print(json.dumps({"pool": [count * 64, error], "name": device.name, "graph": graph}))
 
 
 main()
