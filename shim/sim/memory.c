@@ -10,6 +10,7 @@
 #include "import.h"
 #include "late.h"
 #include "managed.h"
+#include "mps.h"
 #include "pool.h"
 #include "profiles.h"
 #include "vmm.h"
@@ -66,6 +67,10 @@ static bool reclaim(uint32_t gpu) {
 }
 
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
+  uint64_t wanted = driver.books.gpu[gpu].held[SIM_REQUESTED] + (uint64_t)delta.requested;
+  if (delta.requested > 0 && !mps_allows((unsigned)driver_ordinal(gpu), wanted)) {
+    return false;
+  }
   return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
 }
 
