@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final, NoReturn
 
-from aliquot_agent import kube, logs, settings, status
+from aliquot_agent import cleanup, kube, logs, settings, status
 from aliquot_agent.checkpoint import Checkpoints
 from aliquot_agent.keeper import Keeper
 from aliquot_agent.kept import Register
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["status"]:
         return status.main(arguments[1:])
+    if arguments[:1] == ["clean-node"]:
+        return cleanup.main(arguments[1:])
     keeps = arguments[:1] == [_KEEP]
     try:
         chosen = settings.load(arguments[1:] if keeps else arguments, os.environ)

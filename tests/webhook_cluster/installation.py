@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Webhook and controller as processes of this machine, with the permissions that the manifests give them.
+"""Webhook and controller as processes of this machine, with the permissions that the chart gives them.
 
-Everything of deploy/manifests is applied but the Deployments and the agent; the Service leads to the
+Everything of the chart is applied but the workloads; the Service leads to the
 processes by an EndpointSlice of ours. No image has to be built, and a test can kill and restart what it
 likes.
 """
@@ -21,9 +21,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from tests.cluster import ApiError, Cluster
+from tests.testkit.chart import NAMESPACE, render
 
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
-NAMESPACE = "aliquot-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:aliquot-webhook"
 CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 STOP_S = 30
@@ -61,11 +60,10 @@ class Installation:
         self._ports: dict[str, int] = {}
         self.listed: set[str] = set()
         self.host = _address_towards(cluster.server)
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self.manifests = [
-            each
-            for name in ("budgets.yaml", "webhook.yaml", "deviceclass.yaml")
-            for each in yaml.safe_load_all((MANIFESTS / name).read_text())
-            if each["kind"] != "Deployment"
+            namespace,
+            *(each for each in render() if each["kind"] not in ("Deployment", "DaemonSet")),
         ]
         for each in self.manifests:
             if each["kind"] == "Service":
