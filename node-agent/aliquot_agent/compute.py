@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the shares' cores from outside: lends idle time, corrects the shims' prices, notices who escapes.
 
-The thread. Twenty times a second it reads the ledgers of GPUs on which time is lent or wanted, seven times
-those of others, and once a second NVML. What it decides is stored in the quotas, word by word, and nothing is
-kept that could not be read there again: killed, its loans expire, and its prices and the numbers of shares
-without a reservation stay as they are until the next one goes on from there.
+The thread. Up to twenty times a second it reads the ledgers of GPUs on which time is lent or wanted, seven
+times those of others that somebody uses, and once a second NVML. What it decides is stored in the quotas,
+word by word, and nothing is kept that could not be read there again: killed, its loans expire, its prices and
+the numbers of shares without a reservation stay as they are, and the next one goes on from there.
 """
 
 import logging
@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from aliquot_agent.attribution import Key
+from aliquot_agent.holding import SharedGpu
 from aliquot_agent.loops import Loop
 from aliquot_agent.nvml import Use
-from aliquot_agent.pacing import Paced, PacedShare, SharedGpu
+from aliquot_agent.pacing import Paced, PacedShare
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 0.05
 _CALM_PERIODS: Final = 3
+_FEW: Final = 32
+"""With more shares that are looked at all the time, they are looked at half as often: reading takes time."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -78,8 +81,10 @@ class Compute:
         if now_ns >= self._next_second_ns:
             self._next_second_ns = now_ns + _SECOND_NS
             self._second(now_ns)
+        few = sum(len(gpu) for gpu in self._gpus.values() if gpu.hot) <= _FEW
         for gpu in self._gpus.values():
-            if gpu.hot or self._periods % _CALM_PERIODS == 0:
+            periods = (1 if few else 2) if gpu.hot else _CALM_PERIODS
+            if self._periods % periods == 0 and (gpu.hot or gpu.in_use):
                 gpu.look(now_ns)
 
     def _second(self, now_ns: int) -> None:
@@ -94,13 +99,14 @@ class Compute:
         for uuid, shares in by_gpu.items():
             gpu = self._gpus.setdefault(uuid, SharedGpu())
             gpu.update(shares)
+            gpu.in_use = not shares.keys().isdisjoint(users.values())
             gpu.look(now_ns)
-            uses = self._use(uuid, gpu.told_us)
+            wall_ns = self._wall_ns()
+            uses = self._use(uuid, gpu.since_us(wall_ns // 1000))
             if uses is None:
                 untold.add(uuid)
             elif uses:
-                ahead_ns = self._wall_ns() - self._monotonic_ns()
-                for share, words in gpu.told(uses, users, wall_ahead_ns=ahead_ns):
+                for share, words in gpu.told(uses, users, now_ns=now_ns, wall_ahead_ns=wall_ns - now_ns):
                     extra = {"claim_uid": share.key[0], "share": share.key[1], "what": words}
                     logger.warning("share escapes its pacing", extra=extra)
                     self._escaped(share, words)

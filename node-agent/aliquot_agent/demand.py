@@ -35,13 +35,22 @@ class Demand:
 
     def observe(self, pace: Pace, *, now_ns: int) -> None:
         """Notes what the ledger says now."""
+        if self._times_ns and self._now_ns - self._times_ns[-1] >= _STEP_NS:
+            self._note(self._now_ns, self._pace.granted_ns)  # it stood still until then
         self._pace, self._now_ns = pace, now_ns
         if not self._times_ns or now_ns - self._times_ns[-1] >= _STEP_NS:
-            self._times_ns.append(now_ns)
-            self._granted_ns.append(pace.granted_ns)
-            while now_ns - self._times_ns[0] > _KEPT_NS:
-                self._times_ns.popleft()
-                self._granted_ns.popleft()
+            self._note(now_ns, pace.granted_ns)
+
+    def still(self, *, now_ns: int) -> None:
+        """Notes that the ledger says what it said."""
+        self._now_ns = now_ns
+
+    def _note(self, time_ns: int, granted_ns: int) -> None:
+        self._times_ns.append(time_ns)
+        self._granted_ns.append(granted_ns)
+        while time_ns - self._times_ns[0] > _KEPT_NS:
+            self._times_ns.popleft()
+            self._granted_ns.popleft()
 
     @property
     def pace(self) -> Pace:

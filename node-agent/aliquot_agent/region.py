@@ -166,8 +166,7 @@ class Ledger:
     slots: tuple[Slot, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pacing:
+class Pacing(NamedTuple):
     """The words of a quota that hold a share's cores; shares in 1/1000 percent, times of CLOCK_MONOTONIC."""
 
     cores_millipercent: int
@@ -292,8 +291,9 @@ class _Header(NamedTuple):
 
 _HEADER: Final = struct.Struct("=8sIII4xQ32x16xQQQQ")
 _SLOT: Final = struct.Struct("=QQQQQ24xQQQQQQQ8x")
-PACE: Final = struct.Struct("=QQ16xQ16xQQ")
+_PACE: Final = struct.Struct("=QQ16xQ16xQQ")
 PACE_OFFSET: Final = LedgerLayout.tat_ns.offset
+PACE_SIZE: Final = _PACE.size
 _PID_WORD: Final = 5
 """Read 128 times a second and more: ctypes would take twice the time. The contract test covers both."""
 
@@ -348,6 +348,11 @@ def counted_bytes(slot: Slot, context_estimate_bytes: int) -> int | None:
         code = max(0, code - slot.measured_code_bytes)
     counted = slot.used_bytes + overhead + code + contexts * context_estimate_bytes
     return None if contexts > SANE_CONTEXTS or counted > SANE_BYTES else counted
+
+
+def decode_pace(data: bytes) -> Pace:
+    """The words about launches in the PACE_SIZE bytes at PACE_OFFSET of a ledger."""
+    return Pace._make(_PACE.unpack(data))
 
 
 def free_slot(generation: int) -> bytes:

@@ -14,7 +14,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,7 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 
 
-_PACING: Final = tuple(each.name for each in fields(region.Pacing))
+_PACING: Final = region.Pacing._fields
 """Words of the quota that `compute` writes, and nobody else once a share is made."""
 _STILL: Final = (
     slice(0, region.QuotaLayout.cores_millipercent.offset),
@@ -225,14 +225,13 @@ class ShareFiles:
 
     def set_pacing(self, before: region.Pacing, after: region.Pacing) -> None:
         """Stores those words that differ from `before`, each by one store; the next draw sees them."""
-        for field in _PACING:
-            if getattr(after, field) != getattr(before, field):
-                self._store(field, getattr(after, field))
+        for field, word, value in zip(_PACING, before, after, strict=True):
+            if value != word:
+                self._store(field, value)
 
-    def pace(self) -> region.Pace | None:
-        """What the ledger says about launches; None for one that a tenant has truncated."""
-        data = os.pread(self._ledger_fd, region.PACE.size, region.PACE_OFFSET)
-        return region.Pace._make(region.PACE.unpack(data)) if len(data) == region.PACE.size else None
+    def pace(self) -> bytes:
+        """What the ledger says about launches, for region.decode_pace; less where it was truncated."""
+        return os.pread(self._ledger_fd, region.PACE_SIZE, region.PACE_OFFSET)
 
     def restore_ledger(self) -> bool:
         """Gives the ledger its size and mode back, whatever a tenant made of them; whether it had others."""

@@ -6,6 +6,7 @@
 
 #include "context_memory.h"
 #include "memory.h"
+#include "mps.h"
 #include "work_list.h"
 
 #define DEPTH 64 /* of a thread's stack of current contexts */
@@ -55,6 +56,7 @@ CUresult context_current(CUcontext *context) {
   if (result == CUDA_SUCCESS && context_is_lost(top)) {
     return CUDA_ERROR_UNKNOWN; /* what programs get on a GPU that fell off the bus */
   }
+  result = result == CUDA_SUCCESS ? (CUresult)mps_fault() : result;
   if (result == CUDA_SUCCESS) {
     *context = top;
   }
@@ -115,7 +117,8 @@ static bool mode_allows(uint32_t gpu) {
   slots_sweep(&driver.books.node, gpu, SIM_ANY, driver.books.slot);
   for (uint32_t slot = 1; slot <= last; slot++) {
     bool alive = atomic_load(&state->slot[slot].life) & 1;
-    if (slot != driver.books.slot && alive && atomic_load(&state->slot[slot].holding[gpu].contexts) > 0) {
+    if (slot != driver.books.slot && alive && atomic_load(&state->slot[slot].holding[gpu].contexts) > 0 &&
+        mps_excludes(slot)) {
       return false;
     }
   }
@@ -126,6 +129,10 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
   uint32_t gpu = driver.gpu[device];
   if (atomic_load(&driver_gpu(device)->faults.lost)) {
     return CUDA_ERROR_UNKNOWN;
+  }
+  CUresult fault = (CUresult)mps_fault();
+  if (fault != CUDA_SUCCESS) {
+    return fault;
   }
   if (!mode_allows(gpu)) {
     return CUDA_ERROR_DEVICE_UNAVAILABLE;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine.h"
 
+#include "mps.h"
+
 static struct engine engines[SIM_GPUS]; /* by ordinal */
 
 struct engine *engine_of(CUcontext context) {
@@ -10,6 +12,7 @@ struct engine *engine_of(CUcontext context) {
       return NULL;
     }
     engine->joined = true;
+    engine->percent = mps_percent();
     engine->end = engine_now(engine);
   }
   return engine;
@@ -34,7 +37,22 @@ static void choose(const struct engine *engine, unsigned count, unsigned chosen[
   }
 }
 
+/* On a part of the SMs: the engine's lanes are sixteenths of that part, a larger kernel takes longer. */
+static struct engine_cost on_part(struct engine_cost cost, unsigned percent) {
+  unsigned wanted = cost.lanes * 100; /* in hundredths of a part of the whole GPU */
+  unsigned part = ENGINE_LANES * percent;
+  if (percent >= 100 || cost.lanes == 0) {
+    return cost;
+  }
+  if (wanted > part) {
+    return (struct engine_cost){.ns = cost.ns * wanted / part, .lanes = ENGINE_LANES};
+  }
+  cost.lanes = (wanted + percent - 1) / percent;
+  return cost;
+}
+
 uint64_t engine_place(struct engine *engine, uint64_t earliest, struct engine_cost cost) {
+  cost = on_part(cost, engine->percent);
   if (cost.lanes == 0) {
     return earliest + cost.ns;
   }

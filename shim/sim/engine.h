@@ -18,6 +18,7 @@ struct engine {
   uint64_t free_at[ENGINE_LANES];
   uint64_t end; /* of all that was submitted */
   bool joined;
+  unsigned percent; /* of the SMs */
 };
 
 /* What one kernel takes. */

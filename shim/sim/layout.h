@@ -17,15 +17,16 @@
 
 #include "schedule_layout.h"
 
-#define SIM_MAGIC    0x314d495351494c41ULL /* "ALIQSIM1" */
-#define SIM_LAYOUT   5U
-#define SIM_GPUS     16U
-#define SIM_SLOTS    2048U /* slot 0 stands for nobody */
-#define SIM_GROUPS   512U  /* group 0 stands for none */
-#define SIM_NAME     64U
-#define SIM_PAGE     (2ULL << 20)
-#define SIM_OFD_BASE (1LL << 40)
-#define SIM_EVENTS   256U /* remembered of all that happened; events.h */
+#define SIM_MAGIC     0x314d495351494c41ULL /* "ALIQSIM1" */
+#define SIM_LAYOUT    6U
+#define SIM_GPUS      16U
+#define SIM_SLOTS     2048U /* slot 0 stands for nobody */
+#define SIM_GROUPS    512U  /* group 0 stands for none */
+#define SIM_NAME      64U
+#define SIM_PAGE      (2ULL << 20)
+#define SIM_OFD_BASE  (1LL << 40)
+#define SIM_MPS_LANES 64U
+#define SIM_EVENTS    256U /* remembered of all that happened; events.h */
 
 /* What a process holds of a GPU is counted twice: the GPU's pages that it takes
  * (contexts included, allocations rounded up and packed) and the bytes that it
@@ -113,6 +114,14 @@ struct sim_slot {
   _Alignas(64) struct sim_holding holding[SIM_GPUS];
 };
 
+/* Of a slot that has to do with MPS (mps.h). */
+struct sim_mps {
+  _Atomic uint32_t server; /* of a client: its server's slot, 0 = none; of a server: its own slot */
+  _Atomic uint32_t fault;  /* of a server: the error that its clients get; 0 = none */
+  _Atomic uint32_t lane;   /* of a client with a part of the SMs: its schedule; 0 = the GPU's */
+  _Atomic uint64_t server_life;
+};
+
 struct sim_state {
   uint64_t magic;
   uint32_t layout;
@@ -134,8 +143,11 @@ struct sim_state {
   _Alignas(64) struct sim_gpu gpu[SIM_GPUS];
   struct sim_group group[SIM_GROUPS];
   struct sim_slot slot[SIM_SLOTS];
-  struct sim_schedule schedule[SIM_GPUS];
+  struct sim_schedule
+      schedule[SIM_GPUS + SIM_MPS_LANES]; /* of GPUs; then of MPS clients with a part of the SMs */
   struct sim_pace pace[SIM_SLOTS][SIM_GPUS];
+  _Atomic uint64_t mps_lane[SIM_MPS_LANES]; /* owner's slot | its life */
+  struct sim_mps mps[SIM_SLOTS];
 };
 
 #endif

@@ -10,6 +10,7 @@
 #include "import.h"
 #include "late.h"
 #include "managed.h"
+#include "mps.h"
 #include "pool.h"
 #include "profiles.h"
 #include "vmm.h"
@@ -75,7 +76,9 @@ static bool fault_refuses(uint32_t gpu) {
 }
 
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
-  if (fault_refuses(gpu)) {
+  uint64_t wanted = driver.books.gpu[gpu].held[SIM_REQUESTED] + (uint64_t)delta.requested;
+  bool within = delta.requested <= 0 || mps_allows((unsigned)driver_ordinal(gpu), wanted);
+  if (!within || fault_refuses(gpu)) {
     return false;
   }
   return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));

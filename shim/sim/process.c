@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "mps.h"
 #include "profiles.h"
 #include "stream.h"
 
@@ -144,6 +145,11 @@ static CUresult join(void) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   driver.books = (struct books){.node = node, .slot = slot};
+  CUresult result = (CUresult)mps_join(&driver.books.node, slot);
+  if (result != CUDA_SUCCESS) {
+    books_leave(&driver.books);
+    return result;
+  }
   phase = READY;
   return CUDA_SUCCESS;
 }

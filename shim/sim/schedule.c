@@ -94,10 +94,15 @@ struct settling {
   uint32_t self; /* slot that needs no proof of life, or 0 */
 };
 
+struct sim_schedule *schedule_of(const struct node *node, uint32_t slot, uint32_t gpu) {
+  uint32_t lane = slot ? atomic_load_explicit(&node->state->mps[slot].lane, memory_order_relaxed) : 0;
+  return &node->state->schedule[lane ? lane : gpu];
+}
+
 static struct settling settling_of(const struct node *node, uint32_t gpu, uint32_t self) {
   struct sim_state *state = node->state;
   return (struct settling){
-      .node = node, .state = state, .schedule = &state->schedule[gpu], .gpu = gpu, .self = self};
+      .node = node, .state = state, .schedule = schedule_of(node, self, gpu), .gpu = gpu, .self = self};
 }
 
 static struct sim_pace *pace_of(const struct settling *settling, uint32_t slot) {
@@ -215,12 +220,13 @@ static void add(_Atomic uint64_t *counter, uint64_t period, uint64_t ns) {
 /* For whoever closed the turn. */
 static void count(const struct settling *settling, struct turn turn, uint64_t length) {
   uint64_t end = turn.start + length;
-  atomic_fetch_add_explicit(&settling->schedule->busy_ever, length, memory_order_relaxed);
+  struct sim_schedule *gpu = &settling->state->schedule[settling->gpu]; /* lanes count there, too */
+  atomic_fetch_add_explicit(&gpu->busy_ever, length, memory_order_relaxed);
   for (uint64_t from = turn.start; from < end;) {
     uint64_t period = from / SIM_PERIOD_NS;
     uint64_t until = (period + 1) * SIM_PERIOD_NS;
     until = until < end ? until : end;
-    add(&settling->schedule->busy[period % SIM_GPU_PERIODS], period, until - from);
+    add(&gpu->busy[period % SIM_GPU_PERIODS], period, until - from);
     add(&pace_of(settling, turn.owner)->used[period % SIM_SLOT_PERIODS], period, until - from);
     from = until;
   }
@@ -330,8 +336,9 @@ struct schedule_turn schedule_turn(const struct node *node, uint32_t slot, uint3
   }
 }
 
-bool schedule_past(const struct node *node, uint32_t gpu, uint64_t number, struct schedule_past *past) {
-  word_t word = load(&node->state->schedule[gpu].history[number % SIM_TURNS]);
+bool schedule_past(const struct node *node, uint32_t slot, uint32_t gpu, uint64_t number,
+                   struct schedule_past *past) {
+  word_t word = load(&schedule_of(node, slot, gpu)->history[number % SIM_TURNS]);
   uint64_t high = (uint64_t)(word >> 64);
   uint32_t mask = (1U << HISTORY_NUMBER_BITS) - 1;
   *past = (struct schedule_past){.start = (uint64_t)word,
@@ -341,7 +348,8 @@ bool schedule_past(const struct node *node, uint32_t gpu, uint64_t number, struc
 }
 
 uint64_t schedule_total(const struct node *node, uint32_t slot, uint32_t gpu) {
-  struct settling settling = settling_of(node, gpu, 0);
+  struct settling settling = settling_of(node, gpu, slot);
+  settling.self = 0; /* the reader proves nobody's life */
   uint64_t now = schedule_now();
   settle(&settling, now);
   return total_at(&settling, slot, now);
@@ -353,7 +361,8 @@ static uint64_t of_period(_Atomic uint64_t *counter, uint64_t period) {
 }
 
 uint64_t schedule_busy(const struct node *node, uint32_t gpu, uint64_t period) {
-  return of_period(&node->state->schedule[gpu].busy[period % SIM_GPU_PERIODS], period);
+  uint64_t busy = of_period(&node->state->schedule[gpu].busy[period % SIM_GPU_PERIODS], period);
+  return busy < SIM_PERIOD_NS ? busy : SIM_PERIOD_NS; /* MPS clients run beside one another */
 }
 
 uint64_t schedule_used(const struct node *node, uint32_t slot, uint32_t gpu, uint64_t period) {

@@ -77,7 +77,11 @@ struct schedule_past {
   uint32_t owner;
   uint32_t length;
 };
-bool schedule_past(const struct node *node, uint32_t gpu, uint64_t number, struct schedule_past *past);
+bool schedule_past(const struct node *node, uint32_t slot, uint32_t gpu, uint64_t number,
+                   struct schedule_past *past);
+
+/* Whose turns a slot is in: the GPU's, or of an MPS client with a part of the SMs its own. */
+struct sim_schedule *schedule_of(const struct node *node, uint32_t slot, uint32_t gpu);
 
 /* GPU time that a slot has received, ever. */
 uint64_t schedule_total(const struct node *node, uint32_t slot, uint32_t gpu);

@@ -51,11 +51,11 @@ static void read_history(struct schedule_view *view, struct schedule_turn turn) 
   uint64_t first = turn.number - view->seen > SIM_TURNS ? turn.number - SIM_TURNS : view->seen;
   uint64_t place = turn.total;
   for (uint64_t number = first; number < turn.number; number++) {
-    bool ours = schedule_past(view->node, view->gpu, number, &past) && past.owner == view->slot;
+    bool ours = schedule_past(view->node, view->slot, view->gpu, number, &past) && past.owner == view->slot;
     place -= ours ? past.length : 0;
   }
   for (uint64_t number = first; number < turn.number; number++) {
-    if (schedule_past(view->node, view->gpu, number, &past) && past.owner == view->slot) {
+    if (schedule_past(view->node, view->slot, view->gpu, number, &past) && past.owner == view->slot) {
       place += past.length;
       note(view, place, &past);
     }
@@ -79,7 +79,7 @@ uint64_t schedule_received(struct schedule_view *view, uint64_t now) {
 
 void schedule_want(struct schedule_view *view, uint64_t wanted, uint32_t step_ns) {
   struct sim_pace *pace = pace_of(view);
-  struct sim_schedule *schedule = &view->node->state->schedule[view->gpu];
+  struct sim_schedule *schedule = schedule_of(view->node, view->slot, view->gpu);
   _Atomic uint64_t *word = &schedule->wants[view->slot / 64];
   uint64_t bit = 1ULL << view->slot % 64;
   atomic_store_explicit(&pace->step_ns, step_ns, memory_order_relaxed);
@@ -125,8 +125,8 @@ uint64_t schedule_sleep_ns(struct schedule_view *view, uint64_t place, uint64_t 
   if (turn.own) {
     return left;
   }
-  uint64_t slice =
-      atomic_load_explicit(&view->node->state->schedule[view->gpu].slice_ns, memory_order_relaxed);
+  const struct sim_schedule *schedule = schedule_of(view->node, view->slot, view->gpu);
+  uint64_t slice = atomic_load_explicit(&schedule->slice_ns, memory_order_relaxed);
   uint64_t end = turn.start + (slice ? slice : 10000);
   return end > now ? end - now : 1;
 }

@@ -17,7 +17,10 @@ static const char usage[] =
     "usage: aliquot-smi                     GPUs, their memory and use, and the processes on them\n"
     "       aliquot-smi -L                  names and UUIDs\n"
     "       aliquot-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n"
-    "       aliquot-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]\n";
+    "       aliquot-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]\n"
+    "       aliquot-smi [-i GPU] -c DEFAULT|PROHIBITED|EXCLUSIVE_PROCESS\n"
+    "       aliquot-smi compute-policy [-i GPU] --set-timeslice 0|1|2|3   default, short, medium, long\n"
+    "       aliquot-smi compute-policy -l\n";
 
 int smi_failed(const char *what, nvmlReturn_t error) {
   fprintf(stderr, "aliquot-smi: %s: %s\n", what, nvmlErrorString(error));
@@ -137,11 +140,12 @@ static int screen(unsigned count) {
 
 int main(int argc, char **argv) {
   struct smi_query query = {0};
+  struct smi_set set = {0};
   bool names_only = false;
   for (int i = 1; i < argc; i++) {
     if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
       names_only = true;
-    } else if (!smi_take_query(&query, argv[i])) {
+    } else if (!smi_take_set(&set, argc, argv, &i) && !smi_take_query(&query, argv[i])) {
       fputs(usage, strcmp(argv[i], "--help") == 0 ? stdout : stderr);
       return strcmp(argv[i], "--help") == 0 ? 0 : 2;
     }
@@ -154,7 +158,11 @@ int main(int argc, char **argv) {
   if (error != NVML_SUCCESS) {
     return smi_failed("cannot talk to the driver", error);
   }
-  int status = query.fields ? smi_query(&query, count) : names_only ? list(count) : screen(count);
+  bool sets = set.mode || set.slice || set.list;
+  int status = sets           ? smi_set(&set, count)
+               : query.fields ? smi_query(&query, count)
+               : names_only   ? list(count)
+                              : screen(count);
   nvmlShutdown();
   return status;
 }

@@ -24,6 +24,20 @@ bool smi_take_query(struct smi_query *query, const char *argument);
 
 int smi_query(const struct smi_query *query, unsigned count);
 
+/* What is to be changed, on one GPU or all. */
+struct smi_set {
+  const char *gpu;   /* index or UUID; NULL: all */
+  const char *mode;  /* compute mode; NULL: stays */
+  const char *slice; /* number of a time slice; NULL: stays */
+  bool policy;       /* `compute-policy` was said */
+  bool list;
+};
+
+/* Take the argument at `*at`, and its value; false: not one of these. */
+bool smi_take_set(struct smi_set *set, int argc, char **argv, int *at);
+
+int smi_set(const struct smi_set *set, unsigned count);
+
 int smi_failed(const char *what, nvmlReturn_t error);
 unsigned smi_processes(nvmlDevice_t device, nvmlProcessInfo_t *infos);
 void smi_process_name(unsigned pid, char *name, size_t size);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "capture.h"
+#include "mps.h"
 #include "pool.h"
 #include "stream.h"
 
@@ -95,6 +96,7 @@ CUresult stream_find(CUstream handle, bool per_thread, CUstream *stream) {
     *stream = handle;
     return !is_live(handle)                   ? CUDA_ERROR_INVALID_HANDLE
            : context_is_lost(handle->context) ? CUDA_ERROR_UNKNOWN
+           : mps_fault() != CUDA_SUCCESS      ? (CUresult)mps_fault()
                                               : CUDA_SUCCESS;
   }
   CUcontext context;

@@ -12,7 +12,9 @@ from shim.sim.tests.simnode import Node, Probe, wait_until
 NOT_READY = 600
 PTX = ".version 8.0\n.target sm_75\n.address_size 64\n" + "".join(
     f".visible .entry {name}(\n.param .u64 a)\n{{ ret; }}\n"
-    for name in ("spin_20us", "spin_1ms", "spin_50ms", "_Z9wait_2msPf", "plain", "spin_param_ns")
+    for name in (
+        *("spin_20us", "spin_1ms", "spin_50ms", "_Z9wait_2msPf", "plain", "spin_param_ns", "reads_fault"),
+    )
 )
 
 

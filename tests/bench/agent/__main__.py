@@ -25,6 +25,7 @@ from typing import IO, Any
 import grpc
 
 from aliquot_agent.kubeletapi.dra.v1 import dra_pb2, dra_pb2_grpc
+from tests.bench.agent.cores import cores_figures
 from tests.bench.agent.server import ALONE, NAMESPACE, POOL, SHARES, claim_uid, kubeconfig, names
 from tests.bench.figures import Figure, at_most, publish
 
@@ -224,6 +225,7 @@ def measure(root: Path, run: Path) -> list[Figure]:
 def main() -> int:
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir=TMPFS) as run:
         figures = measure(Path(root), Path(run))
+        figures += cores_figures(Path(run))
     publish("agent", figures)
     return 0
 

@@ -259,6 +259,35 @@ def test_several_shares_of_a_claim_each_get_their_own(node: Node) -> None:
     assert len(spec_of(node, ref.uid)["devices"]) == 3
 
 
+def test_a_claim_as_kubernetes_1_35_allocates_it_beside_another_driver_is_prepared(node: Node) -> None:
+    ours = {**result(node.gpus.gpus[0], request="gpu/large"), "bindingConditions": None, "tolerations": [{}]}
+    theirs = {
+        "request": "nic",
+        "driver": "nic.example.com",
+        "pool": "another-pool",
+        "device": "eth0",
+        "adminAccess": False,
+    }
+    odd = {
+        "source": "FromClass",
+        "requests": ["nic"],
+        "opaque": {"driver": "nic.example.com", "parameters": 7},
+    }
+    claim = make_claim(theirs, ours, config=[odd, opaque("FromClaim", "shim", requests=["gpu"])])
+    claim["spec"] = {"devices": {"requests": [{"name": "gpu", "firstAvailable": [{"name": "large"}]}]}}
+    claim["status"]["allocation"] |= {
+        "allocationTimestamp": "2026-11-30T00:00:00Z",
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": []}]},
+    }
+    claim["status"]["devices"] = [{"driver": "nic.example.com", "pool": "another-pool", "device": "eth0"}]
+
+    (device,) = node.claims().prepare(node.server.add(claim))
+
+    assert (device.request, device.share) == ("gpu", ours["shareID"])
+    [spec] = spec_of(node, claim["metadata"]["uid"])["devices"]
+    assert spec["name"].endswith(ours["shareID"])
+
+
 def test_a_claim_allocated_anew_is_prepared_anew(node: Node) -> None:
     claim = make_claim(result(node.gpus.gpus[0]))
     ref = node.server.add(claim)

@@ -10,8 +10,9 @@ import pytest
 from aliquot_agent import region, sharedir
 from aliquot_agent.attribution import Key
 from aliquot_agent.compute import Compute
+from aliquot_agent.holding import LOAN_NS
 from aliquot_agent.nvml import Use
-from aliquot_agent.pacing import LOAN_NS, PacedShare
+from aliquot_agent.pacing import PacedShare
 from aliquot_agent.region import COST_FACTOR_ONE, Pacing, Quota
 from aliquot_api.config import ComputePolicy, Priority
 from tests.unit.agent.tenant import Tenant
@@ -200,7 +201,7 @@ def test_prices_follow_the_driver(world: World, lag_ms: int) -> None:
 def test_the_next_agent_goes_on_with_the_prices_of_the_last(world: World) -> None:
     share = world.add(30)
     with sharedir.ShareFiles(path=world.root / share[1]) as files:
-        files.set_pacing(files.pacing(), replace(files.pacing(), cost_factor_ppm=600_000))
+        files.set_pacing(files.pacing(), files.pacing()._replace(cost_factor_ppm=600_000))
     agent = world.agent()
     pass_time(world, agent, 2 * SECOND)
     assert world.words(share).cost_factor_ppm == 600_000
@@ -278,4 +279,4 @@ def test_the_mirror_of_the_words_is_right(world: World) -> None:
     values = dict(zip(region.Pace._fields, range(1, 6), strict=True))
     world.tenants[share].pace(**values)
     with sharedir.ShareFiles(path=world.root / share[1]) as files:
-        assert files.pace() == region.Pace(**values)
+        assert region.decode_pace(files.pace()) == region.Pace(**values)

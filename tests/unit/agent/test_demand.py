@@ -63,6 +63,15 @@ def test_what_was_granted_at_a_time_is_told_between_two_looks() -> None:
     assert demand.granted_at(NOW - 5000 * MS) == 0
 
 
+def test_time_in_which_nothing_moved_is_no_part_of_a_rise() -> None:
+    demand = seen(granted_ns=0)
+    for ms in range(50, 2000, 50):
+        demand.still(now_ns=NOW + ms * MS)
+    demand.observe(Pace(granted_ns=50 * MS), now_ns=NOW + 2000 * MS)
+    assert demand.granted_at(NOW + 1900 * MS) == 0
+    assert demand.granted_at(NOW + 2000 * MS) == 50 * MS
+
+
 WORD = st.one_of(st.integers(0, 2**64 - 1), st.integers(NOW - 5000 * MS, NOW + 5000 * MS))
 
 
