@@ -118,7 +118,7 @@ def decode(parameters: object, *, field: str) -> ShareConfig:
                 fix += '; YAML takes off for false: write "off", in quotes'
             raise InvalidInput(field=f"{field}.{key}", value=value, fix=fix)
         stated[target] = allowed(value)
-    return _consistent(ShareConfig(**stated), field=field)
+    return consistent(ShareConfig(**stated), field=field)
 
 
 def merge(
@@ -153,10 +153,10 @@ def _agreed(configs: Sequence[ShareConfig], *, field: str, source: str) -> Share
             fix = f"the {source} states {name} twice for one request, and not the same; keep one"
             raise InvalidInput(field=field, value=" and ".join(values), fix=fix)
         agreed[target] = next(iter(values), None)
-    return _consistent(ShareConfig(**agreed), field=field)
+    return consistent(ShareConfig(**agreed), field=field)
 
 
-def _consistent(config: ShareConfig, *, field: str) -> ShareConfig:
+def consistent(config: ShareConfig, *, field: str) -> ShareConfig:
     """`config`, unless one of its wishes makes another one meaningless."""
     if config.compute_policy is not None and config.sharing in _UNPACED:
         fix = f"with sharing {config.sharing} no share is paced; keep one of the two"

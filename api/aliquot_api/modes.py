@@ -18,7 +18,7 @@ class Mode:
     time_slice: TimeSlice | None = None
 
     def __str__(self) -> str:
-        return self.sharing if self.time_slice is None else f"{self.sharing}={self.time_slice}"
+        return self.sharing.value if self.time_slice is None else f"{self.sharing}={self.time_slice}"
 
     def serves(self, wish: "Mode") -> bool:
         """Whether a GPU of this mode is what a claim asks for."""

@@ -7,6 +7,7 @@ suffix (Ki … Ei), a decimal suffix (n u m, none, k … E) or an exponent; whol
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from aliquot_api.errors import InvalidInput
@@ -44,16 +45,24 @@ def parse(text: str, *, field: str) -> int:
 
     Raises InvalidInput, naming `field`, for text that is no quantity or whose magnitude exceeds MAX.
     """
-    match = _PATTERN.fullmatch(text) if len(text) <= _MAX_LENGTH else None
-    if match is None:
+    whole = _rounded_up(text) if len(text) <= _MAX_LENGTH else None
+    if whole is None:
         raise InvalidInput(field=field, value=text, fix="want a Kubernetes quantity such as 8000Mi or 16Gi")
-    number, suffix, exponent = match.groups()
-    scale = Fraction(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""]
-    value = Fraction(number) * scale
-    whole = -(-value.numerator // value.denominator)
     if abs(whole) > MAX:
         raise InvalidInput(field=field, value=text, fix=f"want a magnitude of at most {MAX}")
     return whole
+
+
+@lru_cache(maxsize=1024)
+def _rounded_up(text: str) -> int | None:
+    """The value; None for what is no quantity. The same few sizes come again and again."""
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        return None
+    number, suffix, exponent = match.groups()
+    scale = Fraction(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""]
+    value = Fraction(number) * scale
+    return -(-value.numerator // value.denominator)
 
 
 def format_mebibytes(value_bytes: int) -> str:

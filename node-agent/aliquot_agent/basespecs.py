@@ -33,7 +33,7 @@ class BaseSpecs:
         self._directories = directories
         self._kind = kind
         self._host_root = host_root
-        self._cache: dict[Path, tuple[tuple[int, int, int], Nodes]] = {}
+        self._cache: dict[str, tuple[tuple[int, int, int], Nodes]] = {}
 
     def find(self, *, gpu_uuid: str, index: int, minor: int) -> str:
         """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it.
@@ -67,7 +67,7 @@ class BaseSpecs:
         """Raises Refused where a device node is not there: the container would start without its GPU."""
         for node in sorted(nodes):
             try:
-                mode = (self._host_root / node.lstrip("/")).stat().st_mode
+                mode = os.stat(f"{self._host_root}/{node.lstrip('/')}").st_mode
             except OSError as error:
                 raise Refused(
                     f"CDI device {name} names {node}, which is not on this node ({error.strerror}): "
@@ -76,23 +76,23 @@ class BaseSpecs:
             if not stat.S_ISCHR(mode):
                 raise Refused(f"CDI device {name} names {node}, which is no device node on this node")
 
-    def _paths(self) -> Iterator[Path]:
+    def _paths(self) -> Iterator[str]:
         for directory in self._directories:
             with suppress(FileNotFoundError):
                 for name in os.listdir(directory):
                     if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(FILE_PREFIX):
-                        yield directory / name
+                        yield f"{directory}/{name}"
 
-    def _nodes(self, path: Path) -> Nodes:
+    def _nodes(self, path: str) -> Nodes:
         try:
-            status = path.stat()
+            status = os.stat(path)
             signature = (status.st_ino, status.st_mtime_ns, status.st_size)
             cached = self._cache.get(path)
             if cached is not None and cached[0] == signature:
                 return cached[1]
-            document = documents.load(path.read_text(), is_json=path.suffix == ".json")
+            document = documents.load(Path(path).read_text(), is_json=path.endswith(".json"))
         except (OSError, ValueError) as error:
-            logger.warning("CDI spec cannot be read", extra={"file": str(path), "error": str(error)})
+            logger.warning("CDI spec cannot be read", extra={"file": path, "error": str(error)})
             return {}
         nodes = _usable_devices(document, kind=self._kind)
         self._cache[path] = (signature, nodes)

@@ -71,6 +71,13 @@ class PreparedShare:
     """What the DeviceClass says of processes above the share (config.OverQuota); empty: nothing."""
     claim_over_quota: str = ""
     """What the claim says; it can only be stricter."""
+    class_compute_policy: str = ""
+    """As above, of how cores are held (config.ComputePolicy)."""
+    claim_compute_policy: str = ""
+    priority: str = ""
+    """Who gets idle time first (config.Priority); empty: low."""
+    sharing: str = "shim"
+    """How the GPU is shared with the others (modes.Mode)."""
     limit_bytes: int | None = None
     """The quota in force after a resize; None: what the claim consumed."""
     grant_bytes: int = 0
@@ -103,6 +110,8 @@ class PreparedClaim:
     shares: tuple[PreparedShare, ...]
     pod_claim: str = ""
     """The pod's name for a claim that was made from a template."""
+    directory: str = ""
+    """Its share directories are `<directory>/<uid>/<share>`; empty: where agents before had them."""
 
 
 class Checkpoints:
@@ -133,23 +142,23 @@ class Checkpoints:
         """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
         path = self._path(claim.uid)
         files.write_atomic(path, encode(claim), mode=0o600, step=self._step)
-        self._cache[path.name] = (_signature(path.stat()), claim)
+        self._cache[path.rpartition("/")[2]] = (_signature(os.stat(path)), claim)
         with self._mutex:
             self._index[claim.uid] = claim
             self._writes += 1
 
     def sync(self, uid: str) -> None:
         """Brings a claim's checkpoint to the disk."""
-        files.sync(self._path(uid))
+        files.sync(Path(self._path(uid)))
 
     def remove(self, uid: str) -> None:
         """Forgets a claim, what could not be read of it included."""
         path = self._path(uid)
-        path.with_name(path.name + CORRUPT).unlink(missing_ok=True)
+        files.remove(path + CORRUPT)
         files.remove(path, step=self._step)
         with self._mutex:
             self._index.pop(uid, None)
-            self._cache.pop(path.name, None)
+            self._cache.pop(path.rpartition("/")[2], None)
             self._writes += 1
 
     def load(self, uid: str) -> PreparedClaim | None:
@@ -172,7 +181,7 @@ class Checkpoints:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
                     names.add(entry.name)
-                    claim = self._known(entry) or self._read(self.directory / entry.name)
+                    claim = self._known(entry) or self._read(entry.path)
                     if claim is not None:
                         found[claim.uid] = claim
         for name in list(self._cache):
@@ -197,8 +206,7 @@ class Checkpoints:
 
     def set_aside(self, uid: str) -> bool:
         """Whether a claim had a checkpoint that could not be read."""
-        path = self._path(uid)
-        return path.with_name(path.name + CORRUPT).exists()
+        return os.path.exists(self._path(uid) + CORRUPT)
 
     def _known(self, entry: os.DirEntry[str]) -> PreparedClaim | None:
         cached = self._cache.get(entry.name)
@@ -207,25 +215,28 @@ class Checkpoints:
         except FileNotFoundError:
             return None
 
-    def _path(self, uid: str) -> Path:
+    def _path(self, uid: str) -> str:
         if not _UID.fullmatch(uid):
             raise ValueError(f"claim UID {uid!r} cannot be a file name")
-        return self.directory / f"{uid}{_SUFFIX}"
+        return f"{self.directory}/{uid}{_SUFFIX}"
 
-    def _read(self, path: Path) -> PreparedClaim | None:
+    def _read(self, path: str) -> PreparedClaim | None:
+        name = path.rpartition("/")[2]
         try:
-            with path.open("rb") as file:
-                signature = _signature(os.fstat(file.fileno()))
-                claim = decode(file.read(), uid=path.stem)
-        except FileNotFoundError:
-            self._cache.pop(path.name, None)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # as for each new claim
+            self._cache.pop(name, None)
             return None
+        try:
+            with os.fdopen(fd, "rb") as file:
+                signature = _signature(os.fstat(fd))
+                claim = decode(file.read(), uid=name.removesuffix(_SUFFIX))
         except UnreadableCheckpoint as error:
             with suppress(FileNotFoundError):  # another thread was first
-                path.rename(path.with_name(path.name + CORRUPT))
-            logger.error("checkpoint set aside", extra={"file": str(path), "error": str(error)})
+                os.rename(path, path + CORRUPT)
+            logger.error("checkpoint set aside", extra={"file": path, "error": str(error)})
             return None
-        self._cache[path.name] = (signature, claim)
+        self._cache[name] = (signature, claim)
         return claim
 
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that appear complete or not at all, with a hook between any two steps.
 
-`step` is called with a name after each change on disk; tests end the process there.
+`step` is called with a name after each change on disk; tests end the process there. Modes are what the umask
+leaves of them (`__main__` sets it).
 """
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,25 +21,36 @@ def no_step(_: str) -> None:
     """The hook of production."""
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, step: Step = no_step) -> None:
+def write_atomic(path: Path | str, data: bytes, *, mode: int = 0o644, step: Step = no_step) -> None:
     """Puts `data` at `path` by temporary file and rename; `sync` follows where it must outlive power."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    path = os.fspath(path)
+    temporary = path + TEMPORARY
+    _write(temporary, data, flags=os.O_TRUNC, mode=mode)
+    step(f"{path}: temporary written")
+    os.rename(temporary, path)
+    step(f"{path}: renamed")
+
+
+def write_new(path: str, data: bytes, *, mode: int = 0o644) -> None:
+    """Makes the file `path`, in a directory that is made complete before it gets its name."""
+    _write(path, data, flags=os.O_EXCL, mode=mode)
+
+
+def _write(path: str, data: bytes, *, flags: int, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
     try:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(data)
-        os.fchmod(fd, mode)  # whatever the umask
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
-    step(f"{path.name}: temporary written")
-    temporary.rename(path)
-    step(f"{path.name}: renamed")
 
 
-def remove(path: Path, *, step: Step = no_step) -> None:
+def remove(path: Path | str, *, step: Step = no_step) -> None:
     """Removes `path`; it may be gone already."""
-    path.unlink(missing_ok=True)
-    step(f"{path.name}: removed")
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    step(f"{path}: removed")
 
 
 def sync(path: Path) -> None:

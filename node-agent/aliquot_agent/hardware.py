@@ -5,22 +5,24 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from aliquot_agent import devices
-from aliquot_agent.devices import Device, Taint
+from aliquot_agent import devices, held
+from aliquot_agent.devices import Attribute, Device, Taint
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Gpu, GpuProcess, Inventory, Nvml, Problem
 from aliquot_agent.order import Arranger
 from aliquot_agent.readiness import Readiness
+from aliquot_api.modes import Mode
 
 logger = logging.getLogger(__name__)
 
 READINESS: Final = "nvml"
 _NONE: Final[Mapping[str, int]] = {}
 _NO_TAINTS: Final[Mapping[str, Taint]] = {}
+_NO_MODES: Final[Mapping[str, Mode]] = {}
 
 
 class Cause(enum.StrEnum):
@@ -67,6 +69,7 @@ class Hardware:
         self._problems: tuple[Problem, ...] = ()
         self._owners: Mapping[str, str] = {}
         self._full: frozenset[str] = frozenset()
+        self._published: Mapping[str, Device] = {}
 
     def refresh(self) -> bool:
         """Asks NVML again, opening it anew where that failed before; whether the GPUs are others now.
@@ -151,11 +154,13 @@ class Hardware:
         withheld_bytes: Mapping[str, int] = _NONE,
         taken_bytes: Mapping[str, int] = _NONE,
         taints: Mapping[str, Taint] = _NO_TAINTS,
+        ways: Mapping[str, Mode] = _NO_MODES,
     ) -> list[Device]:
         """The devices of our slice, in the order that node configuration asks for. All maps by device name.
 
         `most_bytes` caps devices that are held whole: what they show must not grow into room for others.
-        `withheld_bytes` is not there to be given, `taken_bytes` is what shares hold (it decides order only).
+        `withheld_bytes` is not there to be given, `taken_bytes` is what shares hold (it decides order only),
+        `ways` how the shares on a device were prepared.
         """
         built: dict[str, Device] = {}
         taken: dict[str, float] = {}
@@ -164,6 +169,7 @@ class Hardware:
             if self.not_ours(gpu) is not None:
                 continue
             policy = self.policy_of(gpu)
+            policy = replace(policy, sharing=held.of_gpu(policy, ways.get(device)))
             memory_bytes = devices.offered_bytes(
                 gpu,
                 policy=policy,
@@ -173,14 +179,30 @@ class Hardware:
             if memory_bytes < devices.LEAST_BYTES:
                 full.add(device)
                 continue
-            place = devices.pci_place(gpu.pci_bus_id)
-            built[device] = devices.build(
-                gpu, policy=policy, place=place, memory_bytes=memory_bytes, taint=taints.get(device)
-            )
+            built[device] = self._build(gpu, memory_bytes=memory_bytes, taint=taints.get(device))
             taken[device] = taken_bytes.get(device, 0) / memory_bytes
         self._full = frozenset(full)
+        self._published = built
         order = self._arranger.arrange(tuple(built), taken=taken, order=self._policy().order)
         return [built[device] for device in order]
+
+    def attributes(self, device: str) -> Mapping[str, Attribute]:
+        """What the slice says of a device: as it was published last. Nothing of one that is not there."""
+        gpu = self._gpus.get(device)
+        if gpu is None:
+            return {}
+        # `published` is asked by the agent that leads only; kubelet may ask the other one.
+        published = self._published.get(device) or self._build(gpu, memory_bytes=devices.LEAST_BYTES)
+        return published["attributes"]
+
+    def _build(self, gpu: Gpu, *, memory_bytes: int, taint: Taint | None = None) -> Device:
+        return devices.build(
+            gpu,
+            policy=self.policy_of(gpu),
+            place=devices.pci_place(gpu.pci_bus_id),
+            memory_bytes=memory_bytes,
+            taint=taint,
+        )
 
     def memory_bytes(self, gpu_uuid: str) -> int | None:
         """Memory of a GPU; None while NVML does not show it."""

@@ -21,6 +21,7 @@ from aliquot_api.names import CONTAINER_LIBRARY
 logger = logging.getLogger(__name__)
 
 _YOUNG_S: Final = 3600.0
+_TOUCH_S: Final = 60.0
 _PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n".encode()
 
 
@@ -32,6 +33,8 @@ class Library:
         self._root = state_dir / "lib"
         self._lock = threading.Lock()
         self._verified: Path | None = None
+        self._touched: Path | None = None
+        self._touched_at_s = 0.0
         self._signatures: tuple[tuple[int, int, int, int], ...] = ()
 
     def ensure(self) -> Path:
@@ -42,7 +45,7 @@ class Library:
         """
         with self._lock:
             if self._verified is not None and self._signatures == self._seen(self._verified) != ():
-                os.utime(self._verified)  # `collect` keeps what was wanted a moment ago
+                self._touch(self._verified)
                 return self._verified
             try:
                 data = self._source.read_bytes()
@@ -50,16 +53,26 @@ class Library:
                 raise Refused(f"no library to put into containers: {error}") from error
             folder = self._root / _name(data)
             folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-            os.utime(folder)
+            self._touch(folder)
             _ensure_file(folder / cdi.LIBRARY, data, mode=0o755)
             _ensure_file(folder / cdi.PRELOAD, _PRELOAD_TEXT, mode=0o644)
             self._verified, self._signatures = folder, self._seen(folder)
             return folder
 
+    def _touch(self, folder: Path) -> None:
+        """Lets another agent's `collect` know that the folder was wanted a moment ago."""
+        now_s = time.monotonic()
+        if folder != self._touched or now_s - self._touched_at_s > _TOUCH_S:
+            os.utime(folder)
+            self._touched, self._touched_at_s = folder, now_s
+
     def _seen(self, folder: Path) -> tuple[tuple[int, int, int, int], ...]:
         """What tells the files' content from another one without reading them; empty where one is gone."""
         try:
-            found = [path.stat() for path in (self._source, folder / cdi.LIBRARY, folder / cdi.PRELOAD)]
+            # In every Prepare: without pathlib's layers.
+            found = [
+                os.stat(path) for path in (self._source, f"{folder}/{cdi.LIBRARY}", f"{folder}/{cdi.PRELOAD}")
+            ]
         except OSError:
             return ()
         return tuple((each.st_dev, each.st_ino, each.st_mtime_ns, each.st_size) for each in found)

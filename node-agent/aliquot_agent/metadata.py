@@ -47,8 +47,10 @@ def encode(claim: PreparedClaim, request: str, *, attributes: Callable[[str], At
     }
     if claim.pod_claim:
         body["podClaimName"] = claim.pod_claim
-    stream = (json.dumps({"apiVersion": version, "kind": KIND, **body}) + "\n" for version in VERSIONS)
-    return "".join(stream).encode()
+    text = json.dumps(body).removeprefix("{")
+    return "".join(
+        f'{{"apiVersion": "{version}", "kind": "{KIND}", {text}\n' for version in VERSIONS
+    ).encode()
 
 
 def _devices(

@@ -49,6 +49,8 @@ _UNUSABLE: Final = frozenset(
     }
 )
 """What calls answer when the driver was loaded anew under an open library."""
+_UNTOLD: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+"""What calls answer that this driver or GPU never has an answer to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,15 @@ class Load:
     used_bytes: int | None = None
     busy_percent: int | None = None
     memory_busy_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of some time, which ended at `stamp_us` of the wall clock, a process had the GPU."""
+
+    host_pid: int
+    stamp_us: int
+    percent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +223,22 @@ class Nvml:
             used_bytes=_optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), none),
             busy_percent=None if rates is None else int(rates.gpu),
             memory_busy_percent=None if rates is None else int(rates.memory),
+        )
+
+    def use(self, gpu_uuid: str, *, since_us: int) -> tuple[Use, ...] | None:
+        """Who used a GPU after a time stamp of an earlier answer; nothing where the driver has nothing new.
+
+        None where it does not tell of processes: old cards, MIG.
+        """
+        try:
+            found = pynvml.nvmlDeviceGetProcessUtilization(self._handles.get(gpu_uuid), since_us)
+        except pynvml.NVMLError as error:
+            return None if error.value in _UNTOLD else ()
+        # Drivers also give samples that are older than what was asked for.
+        return tuple(
+            Use(host_pid=each.pid, stamp_us=each.timeStamp, percent=min(each.smUtil, 100))
+            for each in found
+            if each.timeStamp > since_us
         )
 
     def xid_events(self, gpu_uuids: frozenset[str]) -> "XidEvents":

@@ -3,6 +3,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -105,12 +106,12 @@ def disk_of(path: Path, *, proc: Path = Path("/proc")) -> Disk | None:
 
 
 def mounted_shares(
-    host_pid: int, *, claims: Disk | None = None, proc: Path = Path("/proc")
+    host_pid: int, *, claims: Collection[Disk | None] = (), proc: Path = Path("/proc")
 ) -> frozenset[str]:
     """Share IDs whose quota is mounted where this process lives.
 
-    With `claims`, where the share directories really are, only our files count: a tenant who may mount can
-    give files of its own any name.
+    With `claims`, where share directories really are, only our files count: a tenant who may mount can give
+    files of its own any name. One place that cannot be told (None) lets all count.
     """
     try:
         mounts = _read(proc / str(host_pid) / "mountinfo")
@@ -124,7 +125,10 @@ def mounted_shares(
         if not (target.startswith(prefix) and target.endswith(suffix)):
             continue
         share = target.removeprefix(prefix).removesuffix(suffix)
-        if claims is None or (fields[2] == claims.device and _is_quota(fields[3], share, claims.folder)):
+        if not claims or any(
+            disk is None or (fields[2] == disk.device and _is_quota(fields[3], share, disk.folder))
+            for disk in claims
+        ):
             shares.add(share)
     return frozenset(shares)
 
@@ -164,14 +168,14 @@ def _places_in(path: str) -> tuple[Place, ...]:
     return tuple(found)
 
 
-def has_library(host_pid: int, *, claims: Disk | None = None, proc: Path = Path("/proc")) -> bool:
+def has_library(host_pid: int, *, disk: Disk | None = None, proc: Path = Path("/proc")) -> bool:
     """Whether our library is mapped into a process; True when it is gone, which tells nothing against it.
 
-    With `claims`, a library on another file system is not ours.
+    With `disk`, a library on another file system is not ours.
     """
     device = None
-    if claims is not None:
-        major, _, minor = claims.device.partition(":")
+    if disk is not None:
+        major, _, minor = disk.device.partition(":")
         device = f"{int(major):02x}:{int(minor):02x}"
     try:
         maps = _read(proc / str(host_pid) / "maps")

@@ -7,15 +7,14 @@ operator's rm leaves the rest.
 
 import logging
 import re
-from pathlib import Path
 from typing import Final
 
-from aliquot_agent import cdi
 from aliquot_agent.claims import Claims
 from aliquot_agent.errors import Refused
 from aliquot_agent.library import Library
 from aliquot_agent.loops import Loop
 from aliquot_agent.region import DamagedRegion
+from aliquot_agent.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +25,9 @@ _UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class Reconciler:
     """The loop. `start`, then `stop`."""
 
-    def __init__(self, *, claims: Claims, claims_dir: Path, cdi_dir: Path, library: Library) -> None:
+    def __init__(self, *, claims: Claims, store: Store, library: Library) -> None:
         self._claims = claims
-        self._claims_dir = claims_dir
-        self._cdi_dir = cdi_dir
+        self._store = store
         self._library = library
         self._loop = Loop(name="reconciler", step=self.reconcile, period_s=_PERIOD_S)
 
@@ -49,8 +47,7 @@ class Reconciler:
             logger.error("nothing can be reconciled", extra={"error": str(error)})
 
     def _reconcile(self) -> None:
-        found = cdi.claims_with_spec(self._cdi_dir) | {path.name for path in self._claims_dir.iterdir()}
-        found |= self._claims.set_aside()
+        found = self._store.names() | self._claims.set_aside()
         on_disk = {name for name in found if _UID.fullmatch(name)}  # lost+found and the like are not ours
         # Read after the disk: a claim that is being prepared has its checkpoint before anything else.
         prepared = self._claims.prepared()

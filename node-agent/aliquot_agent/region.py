@@ -105,7 +105,8 @@ class LedgerLayout(ctypes.Structure):
         ("overdraft", _u64),
         ("last_launch_ns", _u64),
         ("waiting_until_ns", _u64),
-        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 136)),
+        ("paced_millipercent", _u64),
+        ("reserved2", ctypes.c_uint8 * (LEDGER_HEADER_SIZE - 144)),
         ("slot", SlotLayout * SLOTS),
     )
 
@@ -163,6 +164,27 @@ class Ledger:
     throttled_ns: int
     peak_bytes: int
     slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """The words of a quota that hold a share's cores; shares in 1/1000 percent, times of CLOCK_MONOTONIC."""
+
+    cores_millipercent: int
+    lent_millipercent: int = 0
+    lent_until_ns: int = 0
+    cost_factor_ppm: int = COST_FACTOR_ONE
+    priority: int = 0
+
+
+class Pace(NamedTuple):
+    """A ledger's words about launches, in the order of the file."""
+
+    tat_ns: int = 0
+    granted_ns: int = 0
+    throttled_ns: int = 0
+    last_launch_ns: int = 0
+    waiting_until_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +272,7 @@ def encode_ledger_header(generation: int) -> bytes:
     """The header of a fresh ledger; the rest of its LEDGER_SIZE bytes is zero."""
     ledger = LedgerLayout(layout=LAYOUT, size=LEDGER_SIZE, slots=SLOTS, generation=generation)
     ledger.magic[:] = LEDGER_MAGIC
-    return bytes(ledger)[:LEDGER_HEADER_SIZE]
+    return bytes(memoryview(ledger).cast("B")[:LEDGER_HEADER_SIZE])
 
 
 def slots_length(header: bytes) -> int:
@@ -270,6 +292,8 @@ class _Header(NamedTuple):
 
 _HEADER: Final = struct.Struct("=8sIII4xQ32x16xQQQQ")
 _SLOT: Final = struct.Struct("=QQQQQ24xQQQQQQQ8x")
+PACE: Final = struct.Struct("=QQ16xQ16xQQ")
+PACE_OFFSET: Final = LedgerLayout.tat_ns.offset
 _PID_WORD: Final = 5
 """Read 128 times a second and more: ctypes would take twice the time. The contract test covers both."""
 

@@ -36,9 +36,15 @@ class Settings:
     device_plugins_dir: Path
     """Kubelet's directory of device plugins: who else hands out GPUs."""
     state_dir: Path
-    """Library and share directories; the same path on the host, CDI specs name it."""
+    """The library; the same path on the host, CDI specs name it."""
+    run_dir: Path
+    """Share directories, best on a tmpfs; the same path on the host, CDI specs name it."""
     library: Path
     """libaliquot.so that goes into the tenants' containers."""
+    smi: str
+    """nvidia-smi, or a program with its command line: makes the settings of a whole GPU."""
+    mps_control: str
+    """nvidia-cuda-mps-control, or a program with its commands."""
     reserve_bytes: int
     """Memory per GPU that is never handed out, where node configuration does not say."""
     shares_per_gpu: int
@@ -67,7 +73,22 @@ class Settings:
     @property
     def claims_dir(self) -> Path:
         """Share directories: <claimUID>/<share>."""
+        return self.run_dir / "claims"
+
+    @property
+    def old_claims_dir(self) -> Path:
+        """Where agents before had them; what runs since then still uses them."""
         return self.state_dir / "claims"
+
+    @property
+    def sharing_dir(self) -> Path:
+        """What the keeper of sharing says of each GPU."""
+        return self.plugin_dir / "sharing"
+
+    @property
+    def mps_dir(self) -> Path:
+        """Directories of MPS daemons, one per GPU UUID."""
+        return self.run_dir / "mps"
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -96,7 +117,10 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         host_root=given.host_root,
         device_plugins_dir=given.device_plugins_dir,
         state_dir=given.state_dir,
+        run_dir=given.run_dir,
         library=given.library,
+        smi=given.smi,
+        mps_control=given.mps_control,
         reserve_bytes=_size(given.reserve, field="--reserve"),
         shares_per_gpu=given.shares,
         health_calm_s=given.health_calm_s,
@@ -142,8 +166,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--base-cdi-kind", "nvidia.com/gpu", "CDI kind of the vendor toolkit")
     add("--host-root", Path("/"), "where the host's file system is seen", Path)
     add("--device-plugins-dir", Path(names.DEVICE_PLUGINS_DIR), "kubelet's device plugins", Path)
-    add("--state-dir", Path(names.HOST_STATE_DIR), "library and share directories", Path)
+    add("--state-dir", Path(names.HOST_STATE_DIR), "the library, on the host's disk", Path)
+    add("--run-dir", Path(names.HOST_RUN_DIR), "share directories, on the host's tmpfs", Path)
     add("--library", Path("/opt/aliquot/libaliquot.so"), "the library for tenants", Path)
+    add("--smi", "nvidia-smi", "the driver's tool for time slices and compute mode")
+    add("--mps-control", "nvidia-cuda-mps-control", "control program of MPS")
     add("--reserve", "0Mi", "memory per GPU that is never handed out, by default")
     add("--shares", 16, "most tenants per GPU, by default", int)
     add("--outside-quiet-s", 60.0, "how long memory held outside shares must be free to be offered", float)

@@ -14,13 +14,14 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
 from aliquot_agent import processes, region
 from aliquot_agent.checkpoint import Growth, PreparedShare
 from aliquot_agent.files import Step, no_step
+from aliquot_api.config import Sharing
 
 QUOTA: Final = "quota"
 LEDGER: Final = "ledger"
@@ -34,11 +35,14 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 
 
+_PACING: Final = tuple(each.name for each in fields(region.Pacing))
+"""Words of the quota that `compute` writes, and nobody else once a share is made."""
 _STILL: Final = (
-    slice(0, region.QuotaLayout.epoch.offset),
+    slice(0, region.QuotaLayout.cores_millipercent.offset),
+    slice(region.QuotaLayout.context_estimate_bytes.offset, region.QuotaLayout.epoch.offset),
     slice(region.QuotaLayout.reserved1.offset, region.QUOTA_SIZE),
 )
-"""Parts of a quota page that only a change of the quota changes."""
+"""Parts of a quota page that only a change of the quota changes, but for the words of pacing."""
 
 
 def quota_of(share: PreparedShare) -> region.Quota:
@@ -46,7 +50,7 @@ def quota_of(share: PreparedShare) -> region.Quota:
     return region.Quota(
         gpu_uuid=share.gpu_uuid,
         memory_limit_bytes=share.limit,
-        cores_millipercent=share.cores_percent * 1000,
+        cores_millipercent=share.cores_percent * 1000 if share.sharing == Sharing.SHIM else 0,
         context_estimate_bytes=share.context_estimate_bytes,
     )
 
@@ -58,32 +62,40 @@ def create(path: Path, quota: region.Quota, *, mode: int = 0o755, step: Step = n
     """
     if (path / QUOTA).exists():
         raise FileExistsError(f"{path} is a share already")
-    page = region.encode_quota(quota)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.mkdir(parents=True, mode=mode)
-    step("share: temporary directory made")
     try:
-        temporary.chmod(mode)
-        _write(temporary / QUOTA, page, size=region.QUOTA_SIZE, mode=0o644)
-        step("share: quota written")
-        header = region.encode_ledger_header(secrets.randbits(63))
-        _write(temporary / LEDGER, header, size=region.LEDGER_SIZE, mode=_LEDGER_MODE)
-        step("share: ledger written")
+        fill(str(temporary), quota, mode=mode, step=step)
         temporary.rename(path)
-    except OSError:
+    except (OSError, ValueError):
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     step("share: renamed")
 
 
-def remove(path: Path, *, step: Step = no_step) -> None:
+def fill(path: str, quota: region.Quota, *, mode: int, step: Step = no_step) -> None:
+    """Makes the directory `path` with its two files; nobody may know its name before it is complete."""
+    page = region.encode_quota(quota)
+    os.mkdir(path, mode)
+    if mode & 0o077:
+        os.chmod(path, mode)  # whatever the umask
+    step("share: directory made")
+    _write(f"{path}/{QUOTA}", page, size=region.QUOTA_SIZE, mode=0o644)
+    step("share: quota written")
+    header = region.encode_ledger_header(secrets.randbits(63))
+    _write(f"{path}/{LEDGER}", header, size=region.LEDGER_SIZE, mode=_LEDGER_MODE)
+    step("share: ledger written")
+
+
+def remove(path: str, *, step: Step = no_step) -> None:
     """Takes the directory away at once (rename), then deletes it; silence when it is gone."""
-    grave = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    parent, _, name = path.rpartition("/")
+    grave = f"{parent}/.{name}.{secrets.token_hex(4)}"
     with suppress(FileNotFoundError):
-        path.rename(grave)
+        os.rename(path, grave)
         step("share: renamed away")
         shutil.rmtree(grave)
-    step("share: removed")
+        step("share: removed")
 
 
 def discard(path: Path) -> None:
@@ -111,11 +123,12 @@ def any_in_use(directory: Path) -> bool:
     return any(map(busy, shares)) or processes.is_mounted_anywhere(frozenset(path.name for path in shares))
 
 
-def _write(path: Path, data: bytes, *, size: int, mode: int) -> None:
+def _write(path: str, data: bytes, *, size: int, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
         os.pwrite(fd, data, 0)
+        if len(data) < size:
+            os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
         os.fchmod(fd, mode)
     finally:
         os.close(fd)
@@ -188,21 +201,38 @@ class ShareFiles:
         self._store("epoch", epoch + 1)
 
     def restore_quota(self, wanted: region.Quota) -> bool:
-        """Puts back every word that is not as `wanted` but for epoch and heartbeat; whether any was not."""
+        """Puts back each word that is not as `wanted` and does not move; whether there was one."""
         if wanted == self._right[0] and all(self._map[part] == self._right[1][part] for part in _STILL):
             return False
         self._right = wanted, region.encode_quota(wanted)
         with memoryview(self._map) as view, view.cast("Q") as words:
-            epoch, heartbeat_ns = words[_quota_word("epoch")], words[_quota_word("heartbeat_ns")]
-            page = region.encode_quota(replace(wanted, epoch=epoch, heartbeat_ns=heartbeat_ns))
-            if self._map[:] == page:
-                return False
-            with memoryview(page) as right, right.cast("Q") as right_words:
-                for index, word in enumerate(right_words):
-                    if words[index] != word:
-                        words[index] = word
-            words[_quota_word("epoch")] = (epoch + 1) % 2**64
-        return True
+            with memoryview(self._right[1]) as right, right.cast("Q") as right_words:
+                wrong = [
+                    index
+                    for index, word in enumerate(right_words)
+                    if words[index] != word and index not in _MOVING
+                ]
+                for index in wrong:
+                    words[index] = right_words[index]
+            if wrong:
+                words[_quota_word("epoch")] = (words[_quota_word("epoch")] + 1) % 2**64
+        return bool(wrong)
+
+    def pacing(self) -> region.Pacing:
+        """The words of the quota that hold the share's cores."""
+        with memoryview(self._map) as view, view.cast("Q") as words:
+            return region.Pacing(*(words[_quota_word(field)] for field in _PACING))
+
+    def set_pacing(self, before: region.Pacing, after: region.Pacing) -> None:
+        """Stores those words that differ from `before`, each by one store; the next draw sees them."""
+        for field in _PACING:
+            if getattr(after, field) != getattr(before, field):
+                self._store(field, getattr(after, field))
+
+    def pace(self) -> region.Pace | None:
+        """What the ledger says about launches; None for one that a tenant has truncated."""
+        data = os.pread(self._ledger_fd, region.PACE.size, region.PACE_OFFSET)
+        return region.Pace._make(region.PACE.unpack(data)) if len(data) == region.PACE.size else None
 
     def restore_ledger(self) -> bool:
         """Gives the ledger its size and mode back, whatever a tenant made of them; whether it had others."""
@@ -308,3 +338,7 @@ def _quota_word(field: str) -> int:
 
 def _slot_offset(index: int) -> int:
     return region.LEDGER_HEADER_SIZE + index * region.SLOT_SIZE
+
+
+_MOVING: Final = frozenset(map(_quota_word, ("epoch", "heartbeat_ns", *_PACING)))
+"""Words that move while the quota stays what it is."""

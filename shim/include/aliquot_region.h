@@ -45,6 +45,7 @@
 /* Compute shares. A launch that costs C ns of GPU time is let through when the share's budget has it:
  *   share = min(100 %, cores_millipercent + (lent_until_ns > now ? lent_millipercent : 0))
  *   0:     nothing is held or counted; none of the ledger's words for compute move
+ *   100 %: nothing is held, all is counted
  *   else:  tat_ns := max(tat_ns, now) + C / share * cost_factor_ppm, not before tat_ns is near now
  * Processes draw a little in advance and keep what is left, so that most launches touch no shared word:
  * granted_ns runs ahead of the launches by at most half a millisecond per process, and last_launch_ns
@@ -116,17 +117,18 @@ struct aq_ledger {
   uint64_t generation; /* 24: unique per ledger file */
   uint8_t reserved1[32];
   /* share block */
-  uint64_t tat_ns;           /* 64: the share's budget is spent up to here (GCRA), CLOCK_MONOTONIC */
-  uint64_t granted_ns;       /* 72: GPU time drawn since the ledger was made */
-  uint64_t slots_used;       /* 80: slots 0 .. slots_used-1 may be in use; only grows */
-  uint64_t denied;           /* 88: refused requests for memory */
-  uint64_t throttled_ns;     /* 96: how long launches were held, summed over threads */
-  uint64_t peak_bytes;       /* 104: highest sum seen */
-  uint64_t overdraft;        /* 112: who may let a pool grow unannounced, one at a time: a number of
-                              * its own, times AQ_SLOTS, plus its slot; 0: nobody */
-  uint64_t last_launch_ns;   /* 120: when a launch last drew or was held, CLOCK_MONOTONIC */
-  uint64_t waiting_until_ns; /* 128: a launch is held until then at least, CLOCK_MONOTONIC */
-  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 136];
+  uint64_t tat_ns;             /* 64: the share's budget is spent up to here (GCRA), CLOCK_MONOTONIC */
+  uint64_t granted_ns;         /* 72: GPU time drawn since the ledger was made */
+  uint64_t slots_used;         /* 80: slots 0 .. slots_used-1 may be in use; only grows */
+  uint64_t denied;             /* 88: refused requests for memory */
+  uint64_t throttled_ns;       /* 96: how long launches were held, summed over threads */
+  uint64_t peak_bytes;         /* 104: highest sum seen */
+  uint64_t overdraft;          /* 112: who may let a pool grow unannounced, one at a time: a number of
+                                * its own, times AQ_SLOTS, plus its slot; 0: nobody */
+  uint64_t last_launch_ns;     /* 120: when a launch last drew or was held, CLOCK_MONOTONIC */
+  uint64_t waiting_until_ns;   /* 128: a launch is held until then at least, CLOCK_MONOTONIC */
+  uint64_t paced_millipercent; /* 136: the share that tat_ns was last moved with */
+  uint8_t reserved2[AQ_LEDGER_HEADER_SIZE - 144];
   struct aq_slot slot[AQ_SLOTS];
 };
 

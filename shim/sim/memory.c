@@ -8,6 +8,7 @@
 #include "capture.h"
 #include "graph_memory.h"
 #include "import.h"
+#include "late.h"
 #include "managed.h"
 #include "pool.h"
 #include "profiles.h"
@@ -60,16 +61,33 @@ struct books_delta memory_refund(size_t size) {
 /* Memory that this process keeps without using it. */
 static bool reclaim(uint32_t gpu) {
   bool from_pools = pools_reclaim(gpu);
-  return graph_memory_reclaim(gpu) || from_pools;
+  bool from_frees = late_settle();
+  return graph_memory_reclaim(gpu) || from_pools || from_frees;
+}
+
+/* `aliquot-sim inject oom`: so many more requests are refused. */
+static bool fault_refuses(uint32_t gpu) {
+  _Atomic uint64_t *left = &driver.books.node.state->gpu[gpu].faults.oom;
+  uint64_t seen = atomic_load_explicit(left, memory_order_relaxed);
+  while (seen > 0 && !atomic_compare_exchange_weak(left, &seen, seen - 1)) {
+  }
+  return seen > 0;
 }
 
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
+  if (fault_refuses(gpu)) {
+    return false;
+  }
   return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
 }
 
 bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
+  uint32_t gpu = shared_about(&driver.books, shared)->gpu;
+  if (fault_refuses(gpu)) {
+    return false;
+  }
   return shared_set(&driver.books, shared, bytes) ||
-         (reclaim(shared_about(&driver.books, shared)->gpu) && shared_set(&driver.books, shared, bytes));
+         (reclaim(gpu) && shared_set(&driver.books, shared, bytes));
 }
 
 static CUresult allocate(CUcontext context, size_t size, bool low, struct space_block **taken) {
@@ -89,7 +107,10 @@ static CUresult allocate(CUcontext context, size_t size, bool low, struct space_
   return CUDA_SUCCESS;
 }
 
-static void release(struct space_block *block) {
+void memory_release(struct space_block *block) {
+  if (block->leaving) {
+    late_forget(block);
+  }
   if (block->kind == SPACE_MANAGED) {
     managed_end(block->owner);
   } else {
@@ -241,14 +262,21 @@ CUresult memory_free(uintptr_t address) {
     return graph_memory_free(address);
   case SPACE_LINEAR:
   case SPACE_MANAGED:
-    if (block->address == address) {
-      release(block);
+    if (block->address == address && !block->leaving) {
+      memory_release(block);
       return CUDA_SUCCESS;
     }
     return CUDA_ERROR_INVALID_VALUE;
   default:
     return CUDA_ERROR_INVALID_VALUE;
   }
+}
+
+CUresult memory_free_later(uintptr_t address, CUstream stream) {
+  struct space_block *block = space_find(address);
+  bool waits = block && (block->kind == SPACE_LINEAR || block->kind == SPACE_MANAGED) &&
+               block->address == address && !block->leaving;
+  return waits ? late_free(block, stream) : memory_free(address);
 }
 
 static CUresult give_back(uintptr_t address) {
@@ -272,6 +300,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     return result;
   }
   if (free) {
+    late_settle();
     *free = books_free(&driver.books, context->gpu);
   }
   if (total) {
@@ -366,7 +395,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdevi
 static void release_if_owned(struct space_block *block, void *context) {
   bool linear = block->kind == SPACE_LINEAR && block->owner == context;
   if (linear || (block->kind == SPACE_MANAGED && ((struct managed *)block->owner)->context == context)) {
-    release(block);
+    memory_release(block);
   } else if (block->kind == SPACE_IMPORT && ((struct import *)block->owner)->context == context) {
     import_give(block);
   }

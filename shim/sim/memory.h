@@ -30,8 +30,14 @@ static inline uint64_t memory_round(uint64_t bytes, uint64_t step) {
   return (bytes + step - 1) / step * step;
 }
 
-/* cuMemFree and cuMemFreeAsync of whatever was allocated at the address. INVALID_VALUE: nothing was. */
+/* cuMemFree of whatever was allocated at the address. INVALID_VALUE: nothing was, or it has been freed. */
 CUresult memory_free(uintptr_t address);
+
+/* cuMemFreeAsync: linear and managed memory goes when the stream gets there, other memory at once. */
+CUresult memory_free_later(uintptr_t address, CUstream stream);
+
+/* An allocation of cuMemAlloc, its pitched and its managed form ends. */
+void memory_release(struct space_block *block);
 
 /* Lock the driver for a call that needs a current context and is not ordered in a stream: a capture may
  * forbid it (STREAM_CAPTURE_UNSUPPORTED). */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "import.h"
+#include "late.h"
 #include "managed.h"
 
 static CUmemoryPool pools;
@@ -282,6 +283,7 @@ void pool_set_threshold(CUmemoryPool pool, uint64_t bytes) {
 }
 
 void pools_synchronized(void) {
+  late_settle();
   if (!may_shrink) {
     return;
   }

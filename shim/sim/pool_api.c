@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Stream-ordered allocation, and the life of pools. An allocation or a free
- * takes effect in the books when it is called, whatever the stream still does.
+ * Stream-ordered allocation, and the life of pools. An allocation or a free of
+ * a pool's memory takes effect in the books when it is called, whatever the
+ * stream still does.
  */
 #include <string.h>
 
 #include "graph.h"
 #include "pool.h"
+#include "stream.h"
 
 /* In a capture, the pool only says what the node's memory is to be like. */
 static CUresult allocate(CUdeviceptr *dptr, size_t size, CUmemoryPool pool, CUstream stream, bool per_thread,
@@ -61,7 +63,12 @@ static CUresult give(CUdeviceptr dptr, CUstream stream, bool per_thread) {
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  return driver_leave(captured ? capture_free(stream, per_thread, dptr) : memory_free(dptr));
+  if (captured) {
+    return driver_leave(capture_free(stream, per_thread, dptr));
+  }
+  CUstream owner;
+  result = stream_find(stream, per_thread, &owner);
+  return driver_leave(result == CUDA_SUCCESS ? memory_free_later(dptr, owner) : result);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {

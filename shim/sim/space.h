@@ -39,7 +39,8 @@ struct space_block {
   uint64_t id; /* never used again */
   enum space_kind kind;
   enum space_backing backing;
-  bool host; /* the host may use it directly: backed whatever its size */
+  bool host;    /* the host may use it directly: backed whatever its size */
+  bool leaving; /* freed in stream order, and not gone yet; late.h */
 };
 
 /* `low`: below 4 GiB, for the CUDA 2 ABI. NULL: no addresses left. */

@@ -110,6 +110,13 @@ uint64_t aq_primary_epoch(CUdevice device) {
   return epoch;
 }
 
+CUcontext aq_primary_context(CUdevice device) {
+  pthread_mutex_lock(&lock);
+  CUcontext context = primaries[device].context;
+  pthread_mutex_unlock(&lock);
+  return context;
+}
+
 /* A new primary context may have the same handle, but holds nothing before it is in the books:
  * hence all under the lock. */
 bool aq_primary_end(CUdevice device, struct aq_share *share, uint64_t epoch) {

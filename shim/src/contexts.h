@@ -24,6 +24,8 @@ bool aq_primary_enter(CUdevice device, struct aq_share *share);
 void aq_primary_leave(CUdevice device, struct aq_share *share, CUcontext context);
 /* To be read before asking the driver whether it is still active ... */
 uint64_t aq_primary_epoch(CUdevice device);
+/* NULL: not in the books. */
+CUcontext aq_primary_context(CUdevice device);
 /* ... and given back when it is not: the context and its memory leave the books. False if it was
  * retained meanwhile: ask the driver again. */
 bool aq_primary_end(CUdevice device, struct aq_share *share, uint64_t epoch);

@@ -5,7 +5,9 @@
 #include "books.h"
 #include "contexts.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "pools.h"
+#include "probes.h"
 #include "state.h"
 
 /* The share that is to pay for a context on `dev`. */
@@ -47,12 +49,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev) {
   return result;
 }
 
-/* After a release or a reset: the last one ends the context and what it held. */
-static CUresult settle_primary(CUresult result, CUdevice dev) {
-  struct aq_share *share = aq_depth == 0 ? aq_device_share(dev) : NULL;
-  if (result != CUDA_SUCCESS || !share || !AQ_REAL(cuDevicePrimaryCtxGetState))
-    return result;
-  for (bool ended = false; !ended;) {
+/* After a release or a reset: the last one ends the context and what it held. True: it did. */
+static bool settle_primary(CUdevice dev, struct aq_share *share) {
+  bool ended = false;
+  while (!ended) {
     unsigned int flags;
     int active = 1;
     uint64_t epoch = aq_primary_epoch(dev);
@@ -61,31 +61,36 @@ static CUresult settle_primary(CUresult result, CUdevice dev) {
     ended = aq_primary_end(dev, share, epoch);
   }
   aq_pools_refresh(); /* the driver says what a reset leaves of them */
+  return ended;
+}
+
+static CUresult end_primary(__typeof__(cuDevicePrimaryCtxRelease) *real, CUdevice dev) {
+  if (!real)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  struct aq_share *share = aq_depth == 0 ? aq_device_share(dev) : NULL;
+  if (!share || !AQ_REAL(cuDevicePrimaryCtxGetState))
+    return real(dev);
+  aq_probes_drop(aq_primary_context(dev));
+  struct aq_leaving *leaving = aq_leaving_take(aq_primary_context(dev));
+  CUresult result = real(dev);
+  aq_leaving_end(leaving, result == CUDA_SUCCESS && settle_primary(dev, share));
   return result;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev) {
-  if (!AQ_REAL(cuDevicePrimaryCtxRelease))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  return settle_primary(AQ_REAL(cuDevicePrimaryCtxRelease)(dev), dev);
+  return end_primary(AQ_REAL(cuDevicePrimaryCtxRelease), dev);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
-  if (!AQ_REAL(cuDevicePrimaryCtxRelease_v2))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  return settle_primary(AQ_REAL(cuDevicePrimaryCtxRelease_v2)(dev), dev);
+  return end_primary(AQ_REAL(cuDevicePrimaryCtxRelease_v2), dev);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice dev) {
-  if (!AQ_REAL(cuDevicePrimaryCtxReset))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  return settle_primary(AQ_REAL(cuDevicePrimaryCtxReset)(dev), dev);
+  return end_primary(AQ_REAL(cuDevicePrimaryCtxReset), dev);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
-  if (!AQ_REAL(cuDevicePrimaryCtxReset_v2))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  return settle_primary(AQ_REAL(cuDevicePrimaryCtxReset_v2)(dev), dev);
+  return end_primary(AQ_REAL(cuDevicePrimaryCtxReset_v2), dev);
 }
 
 static CUresult begin(CUdevice dev, struct aq_share **share) {
@@ -176,54 +181,59 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned 
   return settle(result, share, context, made);
 }
 
-struct leaving {
+struct parting {
   struct aq_share *share; /* NULL: not ours to count */
   CUcontext name;
+  struct aq_leaving *leaving;
 };
 
 /* Taken out before the driver is asked, as its handle may be used again at once. */
-static struct leaving leave(CUcontext context) {
-  struct leaving leaving = {NULL, NULL};
+static struct parting leave(CUcontext context) {
+  struct parting parting = {NULL, NULL, NULL};
   if (aq_depth == 0 && aq_is_ready())
-    leaving.share = aq_contexts_remove(context);
-  if (leaving.share)
-    leaving.name = aq_context_rename(leaving.share, context);
-  return leaving;
+    parting.share = aq_contexts_remove(context);
+  if (!parting.share)
+    return parting;
+  parting.name = aq_context_rename(parting.share, context);
+  aq_probes_drop(context);
+  parting.leaving = aq_leaving_take(context);
+  return parting;
 }
 
-static CUresult destroyed(CUresult result, CUcontext context, struct leaving leaving) {
-  if (!leaving.share)
+static CUresult destroyed(CUresult result, CUcontext context, struct parting parting) {
+  if (!parting.share)
     return result;
   if (result == CUDA_SUCCESS) {
-    aq_context_drop(leaving.share, leaving.name);
-    aq_context_cancel(leaving.share);
+    aq_context_drop(parting.share, parting.name);
+    aq_context_cancel(parting.share);
   } else {
-    aq_context_put_back(leaving.share, leaving.name, context);
-    aq_contexts_add(context, leaving.share);
+    aq_context_put_back(parting.share, parting.name, context);
+    aq_contexts_add(context, parting.share);
   }
+  aq_leaving_end(parting.leaving, result == CUDA_SUCCESS);
   return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
   if (!AQ_REAL(cuCtxDestroy))
     return CUDA_ERROR_NOT_SUPPORTED;
-  struct leaving leaving = leave(context);
-  return destroyed(AQ_REAL(cuCtxDestroy)(context), context, leaving);
+  struct parting parting = leave(context);
+  return destroyed(AQ_REAL(cuCtxDestroy)(context), context, parting);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
   if (!AQ_REAL(cuCtxDestroy_v2))
     return CUDA_ERROR_NOT_SUPPORTED;
-  struct leaving leaving = leave(context);
-  return destroyed(AQ_REAL(cuCtxDestroy_v2)(context), context, leaving);
+  struct parting parting = leave(context);
+  return destroyed(AQ_REAL(cuCtxDestroy_v2)(context), context, parting);
 }
 
 /* Ends the context: cuCtxAttach, which would keep it, is refused. */
 CUresult cuCtxDetach(CUcontext context) {
   if (!AQ_REAL(cuCtxDetach))
     return CUDA_ERROR_NOT_SUPPORTED;
-  struct leaving leaving = leave(context);
-  return destroyed(AQ_REAL(cuCtxDetach)(context), context, leaving);
+  struct parting parting = leave(context);
+  return destroyed(AQ_REAL(cuCtxDetach)(context), context, parting);
 }
 
 CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev) {
@@ -324,11 +334,18 @@ CUresult cuGreenCtxDestroy(CUgreenCtx context) {
   CUdevice device = -1;
   if (!AQ_REAL(cuGreenCtxDestroy))
     return CUDA_ERROR_NOT_SUPPORTED;
-  bool ours = aq_depth == 0 && aq_contexts_remove_green(context, &device);
+  if (aq_depth > 0 || !aq_contexts_remove_green(context, &device))
+    return AQ_REAL(cuGreenCtxDestroy)(context);
+  struct aq_share *share = aq_device_share(device);
+  aq_probes_drop(NULL); /* some may be of its own context */
+  struct aq_leaving *leaving = aq_leaving_take(aq_primary_context(device));
   CUresult result = AQ_REAL(cuGreenCtxDestroy)(context);
-  if (ours && result != CUDA_SUCCESS)
+  if (result != CUDA_SUCCESS)
     aq_contexts_add_green(context, device);
-  return ours ? settle_primary(result, device) : result;
+  bool ended =
+      result == CUDA_SUCCESS && share && AQ_REAL(cuDevicePrimaryCtxGetState) && settle_primary(device, share);
+  aq_leaving_end(leaving, ended);
+  return result;
 }
 
 CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {

@@ -7,6 +7,7 @@
 #include "books.h"
 #include "capture.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "pools.h"
 #include "state.h"
 
@@ -191,13 +192,12 @@ static bool taken_out(CUdeviceptr pointer, struct aq_freed *freed) {
   return aq_depth == 0 && aq_is_ready() && aq_free_begin(AQ_POINTER, pointer, freed);
 }
 
-/* `at_once`: freed, and not just when the stream gets there. */
-static CUresult settle_free(CUresult result, const struct aq_freed *freed, bool at_once) {
+static CUresult settle_free(CUresult result, const struct aq_freed *freed) {
   const struct aq_record *record = &freed->record;
   if (record->number == 0)
     aq_free_end(freed, result == CUDA_SUCCESS);
   else if (result == CUDA_SUCCESS)
-    aq_pool_freed(record->number, record->bytes, at_once);
+    aq_pool_freed(record->number, record->bytes, true);
   else
     aq_note(record);
   return result;
@@ -212,7 +212,7 @@ AQ_HOT CUresult cuMemFree_v2(CUdeviceptr dptr) {
   aq_depth++;
   CUresult result = AQ_REAL(cuMemFree_v2)(dptr);
   aq_depth--;
-  return settle_free(result, &freed, true);
+  return settle_free(result, &freed);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 dptr) {
@@ -224,10 +224,11 @@ CUresult cuMemFree(CUdeviceptr_v1 dptr) {
   aq_depth++;
   CUresult result = AQ_REAL(cuMemFree)(dptr);
   aq_depth--;
-  return settle_free(result, &freed, true);
+  return settle_free(result, &freed);
 }
 
-/* Under capture nothing is freed; a node is added. */
+/* Under capture nothing is freed; a node is added. Memory of a pool goes back to it at the call, other memory
+ * to the GPU when the stream gets there. */
 static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer, CUstream stream,
                            bool per_thread) {
   struct aq_freed freed;
@@ -238,7 +239,13 @@ static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer
   aq_depth++;
   CUresult result = real(pointer, stream);
   aq_depth--;
-  return settle_free(result, &freed, false);
+  if (result != CUDA_SUCCESS)
+    return settle_free(result, &freed);
+  if (freed.record.number)
+    aq_pool_freed(freed.record.number, freed.record.bytes, false);
+  else
+    aq_leaving_add(&freed, stream, per_thread);
+  return CUDA_SUCCESS;
 }
 
 AQ_HOT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {

@@ -4,6 +4,7 @@
  */
 #include "books.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "state.h"
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
@@ -19,6 +20,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     result = aq_here(&here);
   if (result != CUDA_SUCCESS)
     return result;
+  aq_leaving_settle();
   struct aq_view view = aq_view(here.share, total_now, free_now);
   if (free)
     *free = (size_t)view.free;
@@ -40,6 +42,7 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
     result = aq_here(&here);
   if (result != CUDA_SUCCESS)
     return result;
+  aq_leaving_settle();
   struct aq_view view = aq_view(here.share, total_now, free_now);
   if (free)
     *free = (unsigned int)view.free;

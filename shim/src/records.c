@@ -25,8 +25,8 @@ struct shard {
 static struct shard shards[SHARDS];
 
 #define CHARGED                                                                                              \
-  (1U << AQ_POINTER | 1U << AQ_ARRAY | 1U << AQ_MIPMAP | 1U << AQ_HANDLE | 1U << AQ_MEMORY |                 \
-   1U << AQ_RESERVE | 1U << AQ_LIMIT)
+  (1U << AQ_POINTER | 1U << AQ_LEAVING | 1U << AQ_ARRAY | 1U << AQ_MIPMAP | 1U << AQ_HANDLE |                \
+   1U << AQ_MEMORY | 1U << AQ_RESERVE | 1U << AQ_LIMIT)
 
 /* The bytes of a record that count by themselves. */
 static uint64_t charged(const struct aq_record *record) {

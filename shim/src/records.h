@@ -14,6 +14,7 @@
 /* What a record stands for, and so what its key is. Keys of different things never meet. */
 enum aq_thing {
   AQ_POINTER, /* device address; of a pool, if `number` names one: the pool's charge holds the bytes */
+  AQ_LEAVING, /* one that is being freed in stream order: a number of ours */
   AQ_ARRAY,   /* CUarray */
   AQ_MIPMAP,  /* CUmipmappedArray */
   AQ_HANDLE,  /* of virtual memory; its bytes, until it is mapped or shared for the first time */

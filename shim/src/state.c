@@ -13,11 +13,13 @@
 #include "contexts.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "log.h"
 #include "nvml_share.h"
 #include "pools.h"
 #include "records.h"
 #include "slot.h"
+#include "turn.h"
 #include "vmm.h"
 
 struct aq_share aq_shares[AQ_MAX_SHARES];
@@ -51,6 +53,8 @@ static void after_fork_in_child(void) {
   aq_contexts_reset();
   aq_pools_reset();
   aq_captures_reset();
+  aq_leaving_reset();
+  aq_turns_reset();
   aq_vmm_reset();
   aq_graphs_reset();
   aq_nvml_share_reset_in_child();
@@ -62,6 +66,7 @@ static void after_fork_in_child(void) {
 
 static void reclaim(struct aq_share *share) {
   aq_vmm_settle_exports();
+  aq_leaving_settle();
   aq_pools_reclaim(share);
 }
 

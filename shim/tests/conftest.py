@@ -38,9 +38,10 @@ class Clients:
         """clients/probe.c."""
         return self.build("probe", "-ldl")
 
-    def linked(self, name: str) -> str:
-        """A program linked against the driver."""
-        return self.build(name, *_DRIVER, "-pthread")
+    def linked(self, name: str, *others: str) -> str:
+        """A program linked against the driver, of NAME.c and of the others."""
+        sources = (str(_HERE / "clients" / f"{other}.c") for other in others)
+        return self.build(name, *sources, *_DRIVER, "-pthread")
 
     def plugin(self, name: str, *flags: str, source: str) -> str:
         """A shared object linked against the driver."""

@@ -29,6 +29,7 @@ FAMILIES: Final = (
     "exported",
     "multicast",
     "linear",
+    "freed_late",
     "contexts",
     "limits",
     "green",
@@ -75,7 +76,7 @@ def taken(node: Sandbox) -> int:
 def test_books_are_the_drivers_own_at_every_step(tmp_path: Path, clients: Clients, family: str) -> None:
     node = Sandbox(folder=tmp_path)
     node.start_node("h200")
-    program = clients.linked("families")
+    program = clients.linked("families", "families_memory", "families_work")
     bare, _ = walk(node, program, family, share=None)
     share = shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
     steps, differences = walk(node, program, family, share=share)

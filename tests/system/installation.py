@@ -139,7 +139,7 @@ class Installation:
     def files(self, node: str) -> list[str]:
         """Everything on `node` that belongs to prepared claims: share directories, CDI specs, checkpoints."""
         found: list[str] = []
-        for folder in (f"{names.HOST_STATE_DIR}/claims", f"{names.PLUGIN_DIR}/claims", names.CDI_DIR):
+        for folder in (f"{names.HOST_RUN_DIR}/claims", f"{names.PLUGIN_DIR}/claims", names.CDI_DIR):
             try:
                 listing = self.bed.node_exec(node, ["/usr/bin/find", folder, "-mindepth", "1"])
             except TestbedError as error:  # a folder that was never made holds nothing

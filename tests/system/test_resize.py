@@ -78,7 +78,7 @@ class Audit:
         self._thread.join()
 
     def _look(self) -> None:
-        folder = f"{names.HOST_STATE_DIR}/claims"
+        folder = f"{names.HOST_RUN_DIR}/claims"
         word = "dd if=$1 bs=8 skip=8 count=1 2>/dev/null | od -An -tu8"
         show = f"find {folder} -name quota -exec sh -c '{word}' _ {{}} ';'"
         while not self._stop.wait(0.2):

@@ -25,7 +25,7 @@ from aliquot_webhook.charges import (
     ledger_path,
 )
 from aliquot_webhook.kube import MERGE_PATCH, ApiError
-from aliquot_webhook.ledger import Entries, Entry
+from aliquot_webhook.ledger import Book, Entries, Entry
 from aliquot_webhook.resizes import wishes
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, obj, text
@@ -87,8 +87,8 @@ class BudgetKeeper:
             gone, self._gone = self._gone, {}
         for namespace, uids in gone.items():
 
-            def without(entries: Entries, uids: set[str] = uids) -> dict[str, Entry]:
-                return {key: entry for key, entry in entries.items() if key not in uids}
+            def without(entries: Entries, uids: set[str] = uids) -> Book:
+                return ledger.book(entries).but(without=uids & entries.keys())
 
             try:
                 self._charges.change(namespace, without)

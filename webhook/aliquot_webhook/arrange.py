@@ -9,8 +9,9 @@ for each, a container can name one request or all of a claim, so it gets a claim
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aliquot_api import names
+from aliquot_api import modes, names
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 from aliquot_webhook.candidates import Candidates
 from aliquot_webhook.claims import ClaimTemplate, Constraint, PlannedRequest, claim_template
 from aliquot_webhook.constraints import UUID_ATTRIBUTE, Requests, constraints
@@ -19,7 +20,7 @@ from aliquot_webhook.pods import own_claim_name
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.requests import GpuRequest, Meant
 from aliquot_webhook.search import check_search
-from aliquot_webhook.wishes import Wishes
+from aliquot_webhook.wishes import Wishes, path
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
             warnings.append(left_out)
         planned.append(PlannedRequest(name=asker.request.container, request=asker.request, alternatives=ways))
     _check_count(planned, policy)
+    _check_mps(planned, wishes.choice.sharing)
     apart = () if policy.count_is_distinct else tuple(each for each in planned if each.request.count > 1)
     together = tuple(each for each in planned if each not in apart)
     requests = Requests(
@@ -66,21 +68,32 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
         shared = [constraint for constraint in limits if constraint["requests"][0] in theirs]
         claims.insert(0, (names.POD_CLAIM_NAME, together, shared))
     check_search([claim[1:] for claim in claims], found.everything, policy)
-    sharing = wishes.choice.sharing
+    wish = replace(wishes.choice.sharing.config(), compute_policy=wishes.compute_policy)
     return Arrangement(
         claims=tuple(
-            PodClaim(name=name, template=claim_template(members, own_limits, sharing=sharing))
+            PodClaim(name=name, template=claim_template(members, own_limits, wish))
             for name, members, own_limits in claims
         ),
-        entries={container: _entry(request, apart) for container, request in holder.items()},
+        entries={
+            container: {"name": own_claim_name(request)}
+            if request in requests.apart
+            else {"name": names.POD_CLAIM_NAME, "request": request}
+            for container, request in holder.items()
+        },
         warnings=tuple(warnings),
     )
 
 
-def _entry(request: str, apart: Sequence[PlannedRequest]) -> Mapping[str, str]:
-    if any(each.name == request for each in apart):
-        return {"name": own_claim_name(request)}
-    return {"name": names.POD_CLAIM_NAME, "request": request}
+def _check_mps(planned: Sequence[PlannedRequest], sharing: Mode) -> None:
+    """A program talks to one MPS daemon, and each GPU has its own."""
+    for each in planned:
+        if sharing == modes.MPS and each.request.count > 1 and not each.request.is_whole:
+            fix = "MPS serves a container on one GPU; ask for one, or for whole ones, or choose another mode"
+            raise InvalidInput(
+                field=path(names.ANNOTATION_SHARING),
+                value=f"{sharing} on {each.request.count} GPUs for container {each.request.container}",
+                fix=fix,
+            )
 
 
 def _hardness(request: GpuRequest) -> tuple[object, ...]:

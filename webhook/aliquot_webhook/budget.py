@@ -8,9 +8,9 @@ from aliquot_api.errors import InvalidInput
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, of_claim, uses
 from aliquot_webhook.budgets import Budgets, Cap
-from aliquot_webhook.charges import Charges, ChargeUnavailable
+from aliquot_webhook.charges import ChargeBusy, Charges, ChargeUnavailable
 from aliquot_webhook.inventory import Inventory
-from aliquot_webhook.ledger import BudgetExceeded, Entry
+from aliquot_webhook.ledger import BudgetExceeded
 from aliquot_webhook.reviews import Refused, Request, Result
 from aliquot_webhook.wire import JsonObject, dig, text
 
@@ -67,11 +67,7 @@ class BudgetOffice:
         if not caps:
             return
         wanted = {
-            text(dig(claim, "metadata", "uid")): Entry(
-                amounts=self._amounts(claim.get("spec"), memory),
-                at_s=0.0,
-                claim=text(dig(claim, "metadata", "name")),
-            )
+            text(dig(claim, "metadata", "uid")): self._amounts(claim.get("spec"), memory)
             for claim, memory in claims
         }
         self._ask(lambda: self.charges.resize(request.namespace, wanted, caps, dry_run=request.is_dry_run))
@@ -89,5 +85,7 @@ class BudgetOffice:
             question()
         except BudgetExceeded as error:
             raise Refused(result=Result.BUDGET, message=str(error)) from error
+        except ChargeBusy as error:
+            raise Refused(result=Result.BUSY, message=str(error)) from error
         except ChargeUnavailable as error:
             raise Refused(result=Result.NOT_READY, message=str(error)) from error

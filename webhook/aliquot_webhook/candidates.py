@@ -12,6 +12,7 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 from aliquot_webhook import cel, wishes
 from aliquot_webhook.inventory import Gpu, Inventory, of_places
 from aliquot_webhook.wishes import Choice
@@ -47,20 +48,28 @@ def candidates(choice: Choice, inventory: Inventory) -> Candidates:
     return known
 
 
+def check_offered(wish: Mode, inventory: Inventory, *, field: str) -> None:
+    """Raise InvalidInput where GPUs are known and none is shared as `wish` says."""
+    offered = sorted({gpu.mode for gpu, _ in inventory.gpus})
+    if offered and not any(gpu.serves(wish) for gpu, _ in inventory.gpus):
+        fix = f"no GPU of this cluster is shared that way; name a mode that they offer: {', '.join(offered)}"
+        raise InvalidInput(field=field, value=str(wish), fix=fix)
+
+
+def _shared(wish: Mode) -> str:
+    """The selector of GPUs that are shared so."""
+    length = "" if wish.time_slice is None else cel.equals("timeSlice", wish.time_slice)
+    return cel.both(cel.equals("sharing", wish.sharing), length)
+
+
 def _resolve(choice: Choice, inventory: Inventory) -> Candidates:
     warnings: list[str] = []
-    everything = inventory.only(lambda gpu: gpu.sharing == choice.sharing.value)
-    if not everything.gpus:
-        offered = ", ".join(sorted({gpu.sharing for gpu, _ in inventory.gpus}))
-        raise InvalidInput(
-            field=wishes.path(names.ANNOTATION_SHARING),
-            value=choice.sharing.value,
-            fix=f"no GPU of this cluster is shared that way; name a mode that they offer: {offered}",
-        )
+    check_offered(choice.sharing, inventory, field=wishes.path(names.ANNOTATION_SHARING))
+    everything = inventory.only(lambda gpu: gpu.serves(choice.sharing))
     by_uuid, everything = _uuids(choice, inventory, everything, warnings)
     everything, products = _types(choice, everything, warnings)
     selector = cel.both(
-        cel.equals("sharing", choice.sharing.value),
+        _shared(choice.sharing),
         by_uuid,
         cel.number_is_one_of("minor", sorted(set(choice.indexes))) if choice.indexes else "",
         f"!({cel.number_is_one_of('minor', sorted(set(choice.not_indexes)))})" if choice.not_indexes else "",
@@ -98,7 +107,7 @@ def _uuids(
         places = [
             place
             for place in (wanted or inventory.places.values())
-            if place.uuid not in shunned_uuids and place.gpu.sharing == choice.sharing.value
+            if place.uuid not in shunned_uuids and place.gpu.serves(choice.sharing)
         ]
         everything = of_places(places)
         if not places:
@@ -190,7 +199,7 @@ def _unknown(choice: Choice) -> Candidates:
         else "",
     )
     base = cel.both(
-        cel.equals("sharing", choice.sharing.value),
+        _shared(choice.sharing),
         uuids,
         cel.number_is_one_of("minor", sorted(set(choice.indexes))) if choice.indexes else "",
         f"!({cel.number_is_one_of('minor', sorted(set(choice.not_indexes)))})" if choice.not_indexes else "",

@@ -21,7 +21,7 @@ from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
 from aliquot_webhook.kube import ApiError
-from aliquot_webhook.ledger import BudgetExceeded, Entries, Entry
+from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
 from aliquot_webhook.templates import ROOT, Api, parse_timestamp
 from aliquot_webhook.wire import JsonObject, dig, text
 
@@ -29,13 +29,20 @@ LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
 NAME: Final = "gpu"
 """Of the one AliquotLedger in a namespace."""
 _WAIT_S: Final = 4.0
+_LAST_WAIT_S: Final = 0.5
+"""Together less than the 5 s of the webhook configuration, so that the author gets our words."""
+_MOST_REST_S: Final = 0.1
 _ATTEMPTS: Final = 12
 
-Change = Callable[[Entries], dict[str, Entry]]
+Change = Callable[[Entries], Entries]
 
 
 class ChargeUnavailable(Exception):
     """The ledger cannot be read or written, so nothing may be admitted; the text says why."""
+
+
+class ChargeBusy(ChargeUnavailable):
+    """Too many want to be counted at once: the same may be asked again."""
 
 
 class ListApi(Api, Protocol):
@@ -59,21 +66,35 @@ class _Wish:
         self.change = change
         self.until_s = until_s
         """Then its API server has given up: what is written later is charged for nothing."""
-        self._ended = threading.Event()
-        self._outcome: dict[str, Entry] | Exception = {}
+        self.woken = threading.Event()
+        """It has ended, or its thread has to write for all who wait."""
+        self._outcome: Book | Exception | None = None
 
-    def end(self, outcome: dict[str, Entry] | Exception) -> None:
+    def end(self, outcome: Book | Exception) -> None:
         """It has come true, or never will."""
         self._outcome = outcome
-        self._ended.set()
+        self.woken.set()
 
-    def outcome(self, wait_s: float = 0.0) -> dict[str, Entry]:
+    @property
+    def ended(self) -> bool:
+        """Whether it is known how it ends."""
+        return self._outcome is not None
+
+    def outcome(self) -> Book:
         """The entries after it. Raises what prevented it."""
-        if not self._ended.wait(wait_s):
-            raise ChargeUnavailable("the GPU budget is busy; try again")
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+        if isinstance(self._outcome, Book):
+            return self._outcome
+        raise self._outcome or ChargeUnavailable("nobody has looked at the GPU budget; try again")
+
+
+class _Queue:
+    """Who waits for one namespace's ledger. Of those one writes for all, and then wakes the next."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Wish] = []
+        self.writes = False
+        """Somebody is writing, or has been woken to write."""
+        self.rests_until_s = 0.0
 
 
 def ledger_path(namespace: str) -> str:
@@ -94,7 +115,6 @@ def claim_entries(
             found[text(dig(claim, "metadata", "uid"))] = Entry(
                 amounts=most | amounts.of_allocation(claim) | amounts.in_force(claim, classes=classes),
                 at_s=created.timestamp() if created else 0.0,
-                claim=text(dig(claim, "metadata", "name")),
             )
     return found
 
@@ -109,18 +129,19 @@ class Charges:
         classes: Collection[str],
         whole_bytes: Callable[[], int | None],
         reservation_s: float,
+        wait_s: float = _WAIT_S,
         now_s: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._wait_s = wait_s
         self._api = api
         self._classes = classes
         self._whole_bytes = whole_bytes
         self._reservation_s = reservation_s
         self._now_s = now_s
         self._known: dict[str, _Ledger] = {}
-        self._locks: dict[str, threading.Lock] = {}
-        self._wishes: dict[str, list[_Wish]] = {}
+        self._queues: dict[str, _Queue] = {}
         self._guard = threading.Lock()
 
     def reserve(
@@ -136,13 +157,12 @@ class Charges:
         ChargeUnavailable."""
         keyed = [(uuid.uuid4().hex[:16], each) for each in wanted]
 
-        def change(entries: Entries) -> dict[str, Entry]:
-            changed = dict(entries)
+        def change(entries: Entries) -> Entries:
             for key, each in keyed:
-                changed = ledger.reserve(
-                    changed, key, each, caps=caps, now_s=self._now_s(), is_again=is_again
+                entries = ledger.reserve(
+                    entries, key, each, caps=caps, now_s=self._now_s(), is_again=is_again
                 )
-            return changed
+            return entries
 
         self.change(namespace, change, dry_run=dry_run)
 
@@ -157,57 +177,78 @@ class Charges:
         dry_run: bool,
     ) -> None:
         """For a claim that is being admitted. Raises BudgetExceeded, ChargeUnavailable."""
-        uid, name = text(dig(claim, "metadata", "uid")), text(dig(claim, "metadata", "name"))
+        uid = text(dig(claim, "metadata", "uid"))
         self.change(
             namespace,
             lambda entries: ledger.charge(
-                entries, uid, name, wanted, caps=caps, now_s=self._now_s(), may_redeem=may_redeem
+                entries, uid, wanted, caps=caps, now_s=self._now_s(), may_redeem=may_redeem
             ),
             dry_run=dry_run,
         )
 
     def resize(
-        self, namespace: str, wanted: Mapping[str, Entry], caps: Collection[Cap], *, dry_run: bool
+        self, namespace: str, wanted: Mapping[str, Amounts], caps: Collection[Cap], *, dry_run: bool
     ) -> None:
         """For claims by UID whose limits change, all or none. Raises BudgetExceeded, ChargeUnavailable."""
 
-        def change(entries: Entries) -> dict[str, Entry]:
-            changed = dict(entries)
-            for uid, entry in wanted.items():
-                changed = ledger.resize(
-                    changed, uid, entry.claim, entry.amounts, caps=caps, now_s=self._now_s()
-                )
-            return changed
+        def change(entries: Entries) -> Entries:
+            for uid, amounts_wanted in wanted.items():
+                entries = ledger.resize(entries, uid, amounts_wanted, caps=caps, now_s=self._now_s())
+            return entries
 
         self.change(namespace, change, dry_run=dry_run)
 
-    def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> dict[str, Entry]:
+    def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> Book:
         """Bring about `change` of the namespace's entries; the entries after it."""
-        wish = _Wish(change, until_s=self._clock() + _WAIT_S)
+        wish = _Wish(change, until_s=self._clock() + self._wait_s)
         if dry_run:
             self._settle(namespace, [wish], dry_run=True)
             return wish.outcome()
         with self._guard:
-            lock = self._locks.setdefault(namespace, threading.Lock())
-            self._wishes.setdefault(namespace, []).append(wish)
-        # Held across remote calls on purpose: who holds it writes for all who wait, in one call.
-        if not lock.acquire(timeout=_WAIT_S):
+            queue = self._queues.setdefault(namespace, _Queue())
+            queue.waiting.append(wish)
+            if not queue.writes:
+                queue.writes = True
+                wish.woken.set()
+        if not wish.woken.wait(self._wait_s):
             with self._guard:
-                waiting = self._wishes[namespace]
-                if wish in waiting:
-                    waiting.remove(wish)
-                    raise ChargeUnavailable(f"the GPU budget of namespace {namespace} is busy; try again")
-            return wish.outcome(wait_s=_WAIT_S)  # somebody is just writing it
-        try:
-            with self._guard:
-                wishes, self._wishes[namespace] = self._wishes[namespace], []
-            if wishes:
-                self._settle(namespace, wishes)
-        finally:
-            lock.release()
+                if wish in queue.waiting and not wish.woken.is_set():
+                    queue.waiting.remove(wish)
+                    raise _busy(namespace)
+            if not wish.woken.wait(_LAST_WAIT_S):  # somebody is just writing it
+                raise _busy(namespace)
+        if not wish.ended:
+            self._write_for_all(namespace, queue)
         return wish.outcome()
 
-    def _settle(self, namespace: str, wishes: Sequence["_Wish"], *, dry_run: bool = False) -> None:
+    def _write_for_all(self, namespace: str, queue: _Queue) -> None:
+        """One write for everybody who waits, this thread among them; then the next one's turn.
+
+        Between two writes it rests as long as the first one took: who writes again at once leaves another
+        replica, which has to read before it writes, no chance; and meanwhile more come to wait, who are
+        served by one write.
+        """
+        rest_s = queue.rests_until_s - self._clock()
+        if rest_s > 0:
+            time.sleep(rest_s)
+        with self._guard:
+            wishes, queue.waiting = queue.waiting, []
+        began_s = self._clock()
+        try:
+            self._settle(namespace, wishes)
+        finally:
+            ended_s = self._clock()
+            queue.rests_until_s = ended_s + min(ended_s - began_s, _MOST_REST_S)
+            for wish in wishes:
+                if not wish.ended:
+                    wish.end(_busy(namespace))
+            with self._guard:
+                if queue.waiting:
+                    queue.waiting[0].woken.set()
+                else:
+                    queue.writes = False
+
+    def _settle(self, namespace: str, wishes: Sequence[_Wish], *, dry_run: bool = False) -> None:
         """Make all of them come true in one write, or say why not."""
         try:
             self._try_to_settle(namespace, wishes, dry_run=dry_run)
@@ -221,7 +262,7 @@ class Charges:
                     )
                 )
 
-    def _try_to_settle(self, namespace: str, wishes: Sequence["_Wish"], *, dry_run: bool) -> None:
+    def _try_to_settle(self, namespace: str, wishes: Sequence[_Wish], *, dry_run: bool) -> None:
         known = None if dry_run else self._known.get(namespace)
         for _ in range(_ATTEMPTS):
             wishes = self._in_time(namespace, wishes)
@@ -229,10 +270,10 @@ class Charges:
                 return
             before = known or self._read(namespace)
             entries = ledger.current(before.entries, now_s=self._now_s(), reservation_s=self._reservation_s)
-            outcomes: list[dict[str, Entry] | BudgetExceeded] = []
+            outcomes: list[Book | BudgetExceeded] = []
             for wish in wishes:
                 try:
-                    entries = wish.change(entries)
+                    entries = ledger.book(wish.change(entries))
                     outcomes.append(entries)
                 except BudgetExceeded as error:
                     outcomes.append(error)
@@ -251,14 +292,14 @@ class Charges:
                 wish.end(outcome)
             return
         for wish in wishes:
-            wish.end(ChargeUnavailable(f"the GPU budget of namespace {namespace} keeps changing; try again"))
+            wish.end(ChargeBusy(f"the GPU budget of namespace {namespace} keeps changing; try again"))
 
-    def _in_time(self, namespace: str, wishes: Sequence["_Wish"]) -> Sequence["_Wish"]:
+    def _in_time(self, namespace: str, wishes: Sequence[_Wish]) -> Sequence[_Wish]:
         """Those for which it is not too late; the others end."""
         now_s = self._clock()
         for wish in wishes:
             if now_s > wish.until_s:
-                wish.end(ChargeUnavailable(f"the GPU budget of namespace {namespace} is busy; try again"))
+                wish.end(_busy(namespace))
         return [wish for wish in wishes if now_s <= wish.until_s]
 
     def _read(self, namespace: str) -> _Ledger:
@@ -286,5 +327,9 @@ class Charges:
         else:
             live = self._api.call("POST", path.rpartition("/")[0], body=body)
         self._known[namespace] = _Ledger(
-            version=text(dig(live, "metadata", "resourceVersion")), entries=dict(after)
+            version=text(dig(live, "metadata", "resourceVersion")), entries=after
         )
+
+
+def _busy(namespace: str) -> ChargeBusy:
+    return ChargeBusy(f"the GPU budget of namespace {namespace} is busy; try again")

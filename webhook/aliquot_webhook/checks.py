@@ -2,7 +2,6 @@
 """What is refused whatever the GPUs are, and what is accepted with a word of warning."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -42,13 +41,12 @@ def check_number(containers: Sequence[Container]) -> None:
 
 def check_names(spec: JsonObject, containers: Sequence[Container]) -> None:
     """Names become names of requests, and have to tell containers apart."""
-    everyone = Counter(
-        text(obj(each).get("name")) for section in SECTIONS for each in items(spec.get(section))
-    )
+    everyone = [text(obj(each).get("name")) for section in SECTIONS for each in items(spec.get(section))]
+    are_unique = len(set(everyone)) == len(everyone)
     for container in containers:
         if not DNS_LABEL.fullmatch(container.name):
             fix = "want a DNS label of at most 63 characters"
-        elif everyone[container.name] > 1:
+        elif not are_unique and everyone.count(container.name) > 1:
             fix = "container names must be unique in a pod"
         else:
             continue
@@ -63,8 +61,8 @@ def container_warnings(container: Container, policy: Policy, pod: JsonObject) ->
     for name in container.found.conflicts:
         yield f"container {container.name}: limit and request of {name} differ; the limit counts"
     if container.stated is container.found.stated:
-        if priority in container.stated:
-            yield f"container {container.name}: {priority} has no meaning in Aliquot and is dropped"
+        if container.stated.keys() == {priority}:
+            yield f"container {container.name}: {priority} means nothing without a GPU and is dropped"
         return
     for name, found in container.found.stated.items():
         counted = container.stated.get(name)

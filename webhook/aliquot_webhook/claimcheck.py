@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from aliquot_api import names, quantity
-from aliquot_api.config import ShareConfig, decode, merge
+from aliquot_api import modes, names, quantity
+from aliquot_api.config import ShareConfig, Sharing, decode, merge
 from aliquot_api.errors import InvalidInput
+from aliquot_webhook.candidates import check_offered
 from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.reach import beyond_its_share
@@ -41,11 +42,12 @@ def check_claim(
 ) -> None:
     """Raise InvalidInput for the first thing wrong in a ResourceClaimSpec at `field`."""
     devices = obj(dig(spec, "devices"))
-    _check_configs(devices, field=f"{field}.devices")
+    configs = _configs(devices, field=f"{field}.devices")
     asked = list(_asked(devices, field=f"{field}.devices", classes=classes))
     for each in asked:
         _check_capacities(each)
         _check_count(each, policy)
+        _check_mode(each, configs.get(each.request, ShareConfig()), inventory)
     _check_sizes(asked, inventory)
     requests = {each.request for each in asked}
     if len(requests) > policy.max_requests:
@@ -200,7 +202,18 @@ def _check_sizes(asked: list[Asked], inventory: Inventory) -> None:
             raise error
 
 
-def _check_configs(devices: JsonObject, *, field: str) -> None:
+def _check_mode(asked: Asked, config: ShareConfig, inventory: Inventory) -> None:
+    """A way of sharing that no GPU has, or that serves no container with several GPUs."""
+    mode, field = modes.of_config(config), f"{asked.field} (its config, sharing)"
+    if mode.sharing in (Sharing.TIMESLICE, Sharing.MPS):
+        check_offered(mode, inventory, field=field)
+    if mode == modes.MPS and asked.ask.get("count", 1) != 1:
+        fix = "MPS serves a container on one GPU; ask for one per request"
+        raise InvalidInput(field=field, value=str(mode), fix=fix)
+
+
+def _configs(devices: JsonObject, *, field: str) -> dict[str, ShareConfig]:
+    """What a claim's configurations say together, by request."""
     by_request: dict[str, list[ShareConfig]] = {}
     everybody = [text(obj(request).get("name")) for request in items(devices.get("requests"))]
     for index, config in enumerate(items(devices.get("config"))):
@@ -210,5 +223,7 @@ def _check_configs(devices: JsonObject, *, field: str) -> None:
         decoded = decode(dig(config, "opaque", "parameters"), field=path)
         for request in [text(each) for each in items(obj(config).get("requests"))] or everybody:
             by_request.setdefault(request, []).append(decoded)
-    for request, configs in by_request.items():
-        merge(class_configs=[], claim_configs=configs, field=f"{field}.config (request {request})")
+    return {
+        request: merge(class_configs=[], claim_configs=configs, field=f"{field}.config (request {request})")
+        for request, configs in by_request.items()
+    }

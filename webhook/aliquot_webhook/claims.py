@@ -8,15 +8,17 @@ computes the same name without asking anybody.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NotRequired, TypedDict
 
 from aliquot_api import names, quantity
 from aliquot_api.config import ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.requests import GpuRequest
+from aliquot_webhook.values import value
 from aliquot_webhook.wire import items, obj
 
+_NO_WISH: Final = ShareConfig()
 NAME_PREFIX: Final = "aliquot-"
 _HASH_DIGITS: Final = 16
 _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"))
@@ -109,7 +111,7 @@ class ClaimTemplate:
     spec: ClaimSpec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Alternative:
     """One way to serve a request."""
 
@@ -120,7 +122,7 @@ class Alternative:
     """None is one."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlannedRequest:
     """A request as it stands in a claim: its name, and its alternatives, most welcome first."""
 
@@ -132,14 +134,13 @@ class PlannedRequest:
 def claim_template(
     requests: Sequence[PlannedRequest],
     constraints: Sequence[Constraint] = (),
-    *,
-    sharing: Sharing = Sharing.SHIM,
+    wish: ShareConfig = _NO_WISH,
 ) -> ClaimTemplate:
-    """The template of a claim for these requests, in this order, on GPUs that are shared that way."""
+    """The template of a claim for these requests, in this order; `wish` is the pod's for all of them."""
     devices: DeviceClaim = {"requests": [_device_request(planned) for planned in requests]}
     if constraints:
         devices["constraints"] = list(constraints)
-    config = _config(requests, sharing)
+    config = _config(requests, wish)
     if config:
         devices["config"] = config
     spec: ClaimSpec = {"devices": devices}
@@ -147,19 +148,23 @@ def claim_template(
     return ClaimTemplate(name=f"{NAME_PREFIX}{_summary(requests)}-{digest}", spec=spec)
 
 
-def _config(requests: Sequence[PlannedRequest], sharing: Sharing) -> list[ClaimConfig]:
+def _config(requests: Sequence[PlannedRequest], wish: ShareConfig) -> list[ClaimConfig]:
     """What the agent has to do beyond holding limits."""
-    by_mode: dict[Sharing, list[str]] = {}
+    by_config: dict[ShareConfig, list[str]] = {}
     for planned in requests:
-        mode = Sharing.EXCLUSIVE if planned.request.is_whole else sharing
-        if mode is not Sharing.SHIM:  # the agent's default
-            by_mode.setdefault(mode, []).append(planned.name)
+        if planned.request.is_whole:
+            config = ShareConfig(sharing=Sharing.EXCLUSIVE)
+        else:
+            sharing = None if wish.sharing is Sharing.SHIM else wish.sharing  # the agent's default
+            config = replace(wish, sharing=sharing, priority=planned.request.priority)
+        if config != _NO_WISH:
+            by_config.setdefault(config, []).append(planned.name)
     return [
         {
-            "requests": names_of_mode,
-            "opaque": {"driver": names.DRIVER, "parameters": ShareConfig(sharing=mode).encode()},
+            "requests": names_of_config,
+            "opaque": {"driver": names.DRIVER, "parameters": config.encode()},
         }
-        for mode, names_of_mode in by_mode.items()
+        for config, names_of_config in by_config.items()
     ]
 
 

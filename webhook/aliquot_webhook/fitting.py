@@ -36,7 +36,14 @@ def alternatives(meant: Meant, found: Candidates, policy: Policy) -> tuple[tuple
             "no GPU is known yet, so a percentage of its memory says nothing; ask for MiB with"
             f" {policy.resources.memory}, or try again when a node has published its GPUs"
         )
-    ways = [way for group in found.groups for way in _ways(request, group)]
+    if request.memory_percent is None and not request.is_exclusive_share:
+        ways = [
+            Alternative(group.selector, request.memory_bytes)
+            for group in found.groups
+            if not group.inventory.gpus or _fits(request.count, request.memory_bytes or 0, group.inventory)
+        ]
+    else:
+        ways = [way for group in found.groups for way in _ways(request, group)]
     if not ways:
         raise _too_much(meant, found.everything, policy)
     left_out = ""
@@ -50,11 +57,8 @@ def alternatives(meant: Meant, found: Candidates, policy: Policy) -> tuple[tuple
 
 
 def _ways(request: GpuRequest, group: Group) -> Iterator[Alternative]:
+    """For what depends on the card: a percentage, or a card for oneself."""
     known, memory_bytes = group.inventory, request.memory_bytes
-    if request.memory_percent is None and not request.is_exclusive_share:
-        if not known.gpus or _fits(request.count, memory_bytes or 0, known):
-            yield Alternative(selector=group.selector, memory_bytes=memory_bytes)
-        return
     if not known.gpus:
         yield _alone(Alternative(selector=group.selector, memory_bytes=memory_bytes), DEFAULT_SHARES)
         return

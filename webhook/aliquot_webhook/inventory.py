@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from aliquot_api import names, quantity
 from aliquot_api.config import Sharing
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 NUMA_NODE = "resource.kubernetes.io/numaNode"
@@ -26,8 +27,19 @@ class Gpu:
     shares: int
     product: str = ""
     sharing: str = Sharing.SHIM.value
+    time_slice: str = ""
+    """Its length, where that is how the GPU is shared."""
     numa_node: int | None = None
     pcie_root: str | None = None
+
+    @property
+    def mode(self) -> str:
+        """How it is shared, in the words of annotations."""
+        return f"{self.sharing}={self.time_slice}" if self.time_slice else self.sharing
+
+    def serves(self, wish: Mode) -> bool:
+        """Whether it is shared as `wish` says."""
+        return self.sharing == wish.sharing and wish.time_slice in (None, self.time_slice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +157,13 @@ def _gpu(device: JsonObject) -> tuple[str, Gpu] | None:
     except InvalidInput:
         return None
     numa_node = dig(attributes, NUMA_NODE, "int")
+    sharing = text(dig(attributes, "sharing", "string")) or Sharing.SHIM.value
     gpu = Gpu(
         memory_bytes=memory,
         shares=shares,
         product=text(dig(attributes, "productName", "string")),
-        sharing=text(dig(attributes, "sharing", "string")) or Sharing.SHIM.value,
+        sharing=sharing,
+        time_slice=text(dig(attributes, "timeSlice", "string")) if sharing == Sharing.TIMESLICE else "",
         numa_node=numa_node if isinstance(numa_node, int) else None,
         pcie_root=text(dig(attributes, PCIE_ROOT, "string")) or None,
     )
@@ -187,7 +201,7 @@ def _inventory(by_node: Mapping[str, Sequence[Gpu]], places: Mapping[str, Place]
 def _rank(gpu: Gpu) -> tuple[object, ...]:
     """Largest memory first; the rest only makes the order the same everywhere."""
     where = (-1 if gpu.numa_node is None else gpu.numa_node, gpu.pcie_root or "")
-    return (-gpu.memory_bytes, gpu.product, gpu.shares, gpu.sharing, *where)
+    return (-gpu.memory_bytes, gpu.product, gpu.shares, gpu.mode, *where)
 
 
 def _largest_first(nodes: Iterable[tuple[Gpu, ...]]) -> tuple[tuple[Gpu, ...], ...]:

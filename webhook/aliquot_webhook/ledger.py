@@ -9,13 +9,13 @@ once.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
 
 from aliquot_api import quantity
 from aliquot_webhook.amounts import Amounts, Thing
 from aliquot_webhook.budgets import Cap
-from aliquot_webhook.wire import JsonObject, dig, obj, text
+from aliquot_webhook.values import value
+from aliquot_webhook.wire import JsonObject, obj, text
 
 RESERVATION: Final = "reservation-"
 """Prefix of the keys of reservations; no UID begins so."""
@@ -23,104 +23,136 @@ _SAME_REQUEST_S: Final = 10.0
 """The API server calls a webhook twice for one request (reinvocation) within its time-out."""
 
 _NOTHING: Final = Amounts()
+_NO_ENTRIES: Final[Mapping[str, "Entry"]] = {}
 
 
 class BudgetExceeded(Exception):
     """The namespace has not so much left; the text says of what, and how much there is."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """Something promised."""
 
     amounts: Amounts
     at_s: float
     """When, in seconds since 1970."""
-    claim: str = ""
-    """The claim's name; empty for a reservation."""
 
 
 Entries: TypeAlias = Mapping[str, Entry]
 
 
+class Book(dict[str, Entry]):
+    """Entries that know their sum: of thousands it is not computed anew for each admission. Not changed once
+    it is made."""
+
+    def __init__(self, entries: Entries, *, total: Amounts | None = None) -> None:
+        super().__init__(entries)
+        self.total = _sum(self.values()) if total is None else total
+
+    def but(self, *, put: Entries = _NO_ENTRIES, without: Iterable[str] = ()) -> "Book":
+        """The same with other entries in it."""
+        changed = Book(self, total=self.total)
+        for key in without:
+            changed.total += changed.pop(key).amounts * -1
+        for key, entry in put.items():
+            if key in changed:
+                changed.total += changed[key].amounts * -1
+            changed[key] = entry
+            changed.total += entry.amounts
+        return changed
+
+
 def total(entries: Entries) -> Amounts:
     """All that is promised."""
-    amounts = Amounts()
-    for entry in entries.values():
-        amounts += entry.amounts
-    return amounts
+    return entries.total if isinstance(entries, Book) else _sum(entries.values())
 
 
-def current(entries: Entries, *, now_s: float, reservation_s: float) -> dict[str, Entry]:
+def _sum(entries: Iterable[Entry]) -> Amounts:
+    memory = cores = shares = gpus = 0
+    for entry in entries:
+        amounts = entry.amounts
+        memory += amounts.memory
+        cores += amounts.cores
+        shares += amounts.shares
+        gpus += amounts.gpus
+    return Amounts(memory=memory, cores=cores, shares=shares, gpus=gpus)
+
+
+def book(entries: Entries) -> Book:
+    """These entries, with their sum."""
+    return entries if isinstance(entries, Book) else Book(entries)
+
+
+def current(entries: Entries, *, now_s: float, reservation_s: float) -> Book:
     """Without the reservations of pods that never appeared."""
-    return {
-        key: entry
+    over = [
+        key
         for key, entry in entries.items()
-        if not key.startswith(RESERVATION) or now_s - entry.at_s <= reservation_s
-    }
+        if key.startswith(RESERVATION) and now_s - entry.at_s > reservation_s
+    ]
+    return book(entries).but(without=over) if over else book(entries)
 
 
 def reserve(
     entries: Entries, key: str, amounts: Amounts, *, caps: Iterable[Cap], now_s: float, is_again: bool
-) -> dict[str, Entry]:
+) -> Book:
     """With a reservation for a pod. Raises BudgetExceeded.
 
     `is_again`: the pod carries our claim already, so this is the second call for one request, whose first
     call has reserved (or a copy of a converted pod, which has not).
     """
-    if RESERVATION + key in entries:  # a write whose answer was lost
-        return dict(entries)
+    known = book(entries)
+    if RESERVATION + key in known:  # a write whose answer was lost
+        return known
     if is_again and any(
         each.startswith(RESERVATION) and entry.amounts == amounts and now_s - entry.at_s < _SAME_REQUEST_S
-        for each, entry in entries.items()
+        for each, entry in known.items()
     ):
-        return dict(entries)
-    _check(entries, amounts, caps)
-    return {**entries, RESERVATION + key: Entry(amounts=amounts, at_s=now_s)}
+        return known
+    _check(known.total, amounts, caps)
+    return known.but(put={RESERVATION + key: Entry(amounts=amounts, at_s=now_s)})
 
 
 def charge(
     entries: Entries,
     uid: str,
-    claim: str,
     amounts: Amounts,
     *,
     caps: Iterable[Cap],
     now_s: float,
     may_redeem: bool,
-) -> dict[str, Entry]:
+) -> Book:
     """With an entry for claim `uid`. Raises BudgetExceeded.
 
     `may_redeem`: kube-controller-manager makes it for a pod, so it takes over a reservation if there is one.
     """
-    entry = Entry(amounts=amounts, at_s=now_s, claim=claim)
-    if uid in entries:
-        return dict(entries)
+    known, entry = book(entries), Entry(amounts=amounts, at_s=now_s)
+    if uid in known:
+        return known
     if may_redeem:
         reserved = [
             (found.at_s, key)
-            for key, found in entries.items()
+            for key, found in known.items()
             if key.startswith(RESERVATION) and found.amounts == amounts
         ]
         if reserved:
             _, oldest = min(reserved)
-            return {key: found for key, found in entries.items() if key != oldest} | {uid: entry}
-    _check(entries, amounts, caps)
-    return {**entries, uid: entry}
+            return known.but(without=[oldest], put={uid: entry})
+    _check(known.total, amounts, caps)
+    return known.but(put={uid: entry})
 
 
-def resize(
-    entries: Entries, uid: str, claim: str, amounts: Amounts, *, caps: Iterable[Cap], now_s: float
-) -> dict[str, Entry]:
+def resize(entries: Entries, uid: str, amounts: Amounts, *, caps: Iterable[Cap], now_s: float) -> Book:
     """With a larger amount for claim `uid`. Raises BudgetExceeded if it is more and does not fit.
 
     A smaller one changes nothing yet: what is in use stays in use until its program gives it back. `shrink`
     follows.
     """
-    before = entries.get(uid, Entry(amounts=Amounts(), at_s=now_s, claim=claim))
-    others = {key: entry for key, entry in entries.items() if key != uid}
-    _check(others, amounts, caps, before=before.amounts)
-    return {**others, uid: Entry(amounts=before.amounts | amounts, at_s=now_s, claim=claim)}
+    known = book(entries)
+    before = known[uid].amounts if uid in known else _NOTHING
+    _check(known.total + before * -1, amounts, caps, before=before)
+    return known.but(put={uid: Entry(amounts=before | amounts, at_s=now_s)})
 
 
 def shrink(
@@ -132,7 +164,7 @@ def shrink(
     for uid, amounts in needed.items():
         entry = entries.get(uid)
         if entry is not None and now_s - entry.at_s > in_flight_s:
-            changed[uid] = Entry(amounts=amounts, at_s=entry.at_s, claim=entry.claim)
+            changed[uid] = Entry(amounts=amounts, at_s=entry.at_s)
     return changed
 
 
@@ -155,40 +187,34 @@ def reconcile(
         if known is None:
             kept[uid] = claim
         elif known.amounts | claim.amounts != known.amounts:
-            kept[uid] = Entry(amounts=known.amounts | claim.amounts, at_s=known.at_s, claim=known.claim)
+            kept[uid] = Entry(amounts=known.amounts | claim.amounts, at_s=known.at_s)
     return kept
 
 
-def encode(entries: Entries) -> dict[str, dict[str, object]]:
-    """As they stand in `entries` of an AliquotLedger."""
+def encode(entries: Entries) -> dict[str, str]:
+    """As they stand in `entries` of an AliquotLedger: a line for each, for the server checks and copies them
+    all at every write, and an object has room for 1.5 MB."""
     return {
-        key: {
-            **({"claim": entry.claim} if entry.claim else {}),
-            "at": int(entry.at_s),
-            **{thing: amount for thing, amount in asdict(entry.amounts).items() if amount},
-        }
-        for key, entry in sorted(entries.items())
+        key: f"{int(each.at_s)} {each.amounts.memory} {each.amounts.cores} {each.amounts.shares}"
+        f" {each.amounts.gpus}"
+        for key, each in entries.items()
     }
 
 
-def decode(ledger: JsonObject) -> dict[str, Entry]:
+def decode(ledger: JsonObject) -> Book:
     """From an AliquotLedger; what somebody has spoilt counts as nothing and is put right by `reconcile`."""
-    found: dict[str, Entry] = {}
-    for key, value in obj(ledger.get("entries")).items():
-        amounts = {thing: dig(value, thing) for thing in Thing}
-        at = dig(value, "at")
-        found[key] = Entry(
-            amounts=Amounts(
-                **{thing: amount for thing, amount in amounts.items() if isinstance(amount, int)}
-            ),
-            at_s=at if isinstance(at, int) else 0,
-            claim=text(dig(value, "claim")),
-        )
-    return found
+    return Book({key: _decode(text(line)) for key, line in obj(ledger.get("entries")).items()})
 
 
-def _check(entries: Entries, wanted: Amounts, caps: Iterable[Cap], *, before: Amounts = _NOTHING) -> None:
-    used = total(entries)
+def _decode(line: str) -> Entry:
+    try:
+        at_s, memory, cores, shares, gpus = map(int, line.split(" "))
+    except ValueError:
+        return Entry(amounts=_NOTHING, at_s=0)
+    return Entry(amounts=Amounts(memory=memory, cores=cores, shares=shares, gpus=gpus), at_s=at_s)
+
+
+def _check(used: Amounts, wanted: Amounts, caps: Iterable[Cap], *, before: Amounts = _NOTHING) -> None:
     for cap in caps:
         thing = cap.thing
         # What is not more than before is always allowed, also in a namespace beyond its budget.

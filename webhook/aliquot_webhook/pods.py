@@ -4,13 +4,13 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.requests import Found, Stated, find
+from aliquot_webhook.values import value
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
@@ -22,7 +22,7 @@ SECTIONS: Final[tuple[Literal["containers", "initContainers"], ...]] = ("contain
 _LABEL_LENGTH: Final = 63
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Container:
     """A container that states, or once stated, handled resources."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the administrator and the server's version decide about requests."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aliquot_api import names
@@ -50,3 +50,9 @@ class Policy:
     """GPU requests per pod."""
     max_search: int = 100_000
     """Ways in which the scheduler may try to place a pod on one node before it gives up; see `search`."""
+
+    def on(self, *, count_is_distinct: bool) -> "Policy":
+        """The same on a server that counts so; the very same if that is the one it is for."""
+        if count_is_distinct == self.count_is_distinct:
+            return self
+        return replace(self, count_is_distinct=count_is_distinct)

@@ -14,6 +14,8 @@ CAPABILITIES: Final = frozenset({"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", 
 system of which it has one: as good as privileged."""
 GUARDED: Final = (
     names.HOST_STATE_DIR,
+    names.HOST_RUN_DIR,
+    "/var" + names.HOST_RUN_DIR,
     names.PLUGIN_DIR,
     names.PLUGIN_REGISTRY_DIR,
     names.CDI_DIR,

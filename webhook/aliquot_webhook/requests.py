@@ -2,12 +2,14 @@
 """What one container asks for: handled resources, read from the pod and understood."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from typing import Final, Literal
 
 from aliquot_api import quantity
+from aliquot_api.config import Priority
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.policy import Policy
+from aliquot_webhook.values import value
 from aliquot_webhook.wire import JsonObject
 
 SECTIONS: Final[tuple[Literal["limits", "requests"], ...]] = ("limits", "requests")
@@ -16,7 +18,7 @@ _MAX_MEBIBYTES: Final = 2**31 - 1
 _SHOWN: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stated:
     """A value, and the field path that an error about it names."""
 
@@ -24,7 +26,7 @@ class Stated:
     field: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """The handled resources of one container, as they stand."""
 
@@ -39,7 +41,7 @@ class Found:
 NOTHING: Final = Found()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GpuRequest:
     """GPUs for one container."""
 
@@ -52,6 +54,8 @@ class GpuRequest:
     """Of each GPU's nominal memory, 1 to 99; in place of `memory_bytes`."""
     alone: bool = False
     """Takes every share of its cards, whatever else it leaves unused."""
+    priority: Priority | None = None
+    """Who gets idle time first."""
 
     @property
     def takes_all_memory(self) -> bool:
@@ -69,7 +73,7 @@ class GpuRequest:
         return not self.takes_all_memory and (self.alone or self.cores_percent == 100)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Meant:
     """What a container's values mean."""
 
@@ -89,16 +93,18 @@ def find(resources: JsonObject, *, path: str, handled: frozenset[str]) -> Found:
     conflicts: list[str] = []
     for section in SECTIONS:
         given = resources.get(section)
-        if not isinstance(given, dict) or handled.isdisjoint(given):
+        if not isinstance(given, dict):
             continue
         for name in given:
             if name not in handled:
                 continue
             places.append((section, name))
-            value = Stated(value=_as_text(given[name]), field=f"{path}.{section}[{name}]")
-            if stated.setdefault(name, value).value != value.value:
+            value, known = _as_text(given[name]), stated.get(name)
+            if known is None:
+                stated[name] = Stated(value, f"{path}.{section}[{name}]")
+            elif known.value != value:
                 conflicts.append(name)
-    return Found(stated=stated, places=tuple(places), conflicts=tuple(conflicts)) if places else NOTHING
+    return Found(stated, tuple(places), tuple(conflicts)) if places else NOTHING
 
 
 def _as_text(value: object) -> str:
@@ -148,15 +154,21 @@ def understand(
             value=cores_percent,
             fix="sharing: exclusive takes all cores; leave this out",
         )
+    request = GpuRequest(
+        container=container,
+        count=policy.default_count if count is None else _count(count),
+        memory_bytes=memory_bytes,
+        cores_percent=cores_percent,
+        memory_percent=memory_percent,
+        alone=alone or exclusive,
+        priority=_priority(stated.get(resources.priority), warnings),
+    )
+    if request.is_whole and request.priority is not None:
+        given = stated[resources.priority]
+        warnings.append(f"{given.field}: {given.value} means nothing on a card for oneself and is dropped")
+        request = replace(request, priority=None)
     return Meant(
-        request=GpuRequest(
-            container=container,
-            count=policy.default_count if count is None else _count(count),
-            memory_bytes=memory_bytes,
-            cores_percent=cores_percent,
-            memory_percent=memory_percent,
-            alone=alone or exclusive,
-        ),
+        request=request,
         is_sequential=is_sequential,
         count=count,
         memory=memory or (limit[0] if limit else percent),
@@ -244,6 +256,18 @@ def _cores_percent(stated: Stated, warnings: list[str]) -> int:
     if number > 100:
         warnings.append(f"{stated.field}: {stated.value} is more than a GPU has; it counts as 100")
     return min(number, 100)
+
+
+def _priority(stated: Stated | None, warnings: list[str]) -> Priority | None:
+    """HAMi's 0 is high, 1 is low."""
+    if stated is None:
+        return None
+    number = _whole(stated, fix="want 0 (high) or 1 (low)")
+    if number < 0:
+        raise InvalidInput(field=stated.field, value=stated.value, fix="want 0 (high) or 1 (low)")
+    if number > 1:
+        warnings.append(f"{stated.field}: {stated.value} counts as 1: 0 is high, 1 is low")
+    return Priority.LOW if number else Priority.HIGH
 
 
 def _whole(stated: Stated, *, fix: str) -> int:

@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from aliquot_webhook.budget import BudgetOffice
@@ -60,7 +59,7 @@ class Reviewer:
         if request.resource != "pods" or request.operation not in ("CREATE", "UPDATE"):
             return allow(request)
         server = self._server()
-        policy = replace(self._policy, count_is_distinct=server.count_is_distinct)
+        policy = self._policy.on(count_is_distinct=server.count_is_distinct)
         if request.operation == "CREATE":
             decision = rewrite(request.new, policy, self._inventory())
         else:

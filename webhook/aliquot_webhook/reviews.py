@@ -25,10 +25,11 @@ class Result(enum.StrEnum):
     UNCHANGED = "unchanged"
     INVALID = "invalid"
     BUDGET = "budget"
+    BUSY = "busy"
     NOT_READY = "not_ready"
 
 
-_CODES: Final = {Result.INVALID: 400, Result.BUDGET: 403, Result.NOT_READY: 503}
+_CODES: Final = {Result.INVALID: 400, Result.BUDGET: 403, Result.BUSY: 429, Result.NOT_READY: 503}
 
 
 class Status(TypedDict):

@@ -164,7 +164,7 @@ def _arrangement(
     """The claims; of pods without wishes they are remembered, for the next replica will ask the same."""
     if wished is not wishes.NONE:
         return arrange(askers, wished, found, policy)
-    question = (policy, tuple((meant.request, meant.is_sequential) for meant in askers))
+    question = (policy, tuple([(meant.request, meant.is_sequential) for meant in askers]))
     known = inventory.memo.get(question)
     if not isinstance(known, Arrangement):
         known = arrange(askers, wished, found, policy)
@@ -173,11 +173,12 @@ def _arrangement(
 
 
 def _annotation_operations(pod: JsonObject, containers: Sequence[Container]) -> Iterator[Operation]:
-    record = {
-        container.name: {name: stated.value for name, stated in container.stated.items()}
-        for container in containers
-    }
-    encoded = _RECORD.encode(record)
+    encoded = _RECORD.encode(
+        {
+            container.name: {name: stated.value for name, stated in container.stated.items()}
+            for container in containers
+        }
+    )
     metadata = pod.get("metadata")
     annotations = obj(metadata).get("annotations")
     if not isinstance(metadata, dict):

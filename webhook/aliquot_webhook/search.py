@@ -42,8 +42,9 @@ def ways(claims: Sequence[tuple[Sequence[PlannedRequest], Sequence[Constraint]]]
     """Trials in the worst case on a node of `gpus`."""
     total, free = 1, gpus
     for index, (requests, constraints) in enumerate(claims):
-        if all(each.request.count == 1 for each in requests) and _is_uniform(requests, constraints, claims):
-            total *= math.prod(max(1, gpus - taken) for taken in range(len(requests)))
+        is_single = all(each.request.count == 1 for each in requests)
+        if is_single and _is_uniform(requests, constraints, claims):
+            total *= math.perm(gpus, min(len(requests), gpus))
             continue
         is_last = index == len(claims) - 1
         for each in requests[:-1] if is_last else requests:
@@ -66,11 +67,9 @@ def _is_uniform(
 
 
 def _is_chain(requests: Sequence[PlannedRequest]) -> bool:
-    selectors = [alternative.selector for alternative in requests[0].alternatives]
-    return all(
-        _needs_no_more(after.request, before.request)
-        and [alternative.selector for alternative in after.alternatives] == selectors
-        for before, after in itertools.pairwise(requests)
+    kinds = {tuple([way.selector for way in each.alternatives]) for each in requests}
+    return len(kinds) == 1 and all(
+        _needs_no_more(after.request, before.request) for before, after in itertools.pairwise(requests)
     )
 
 

@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Final
 
 from aliquot_api import quantity
@@ -204,7 +203,7 @@ class Validator:
         server = self._server()
         if server.problem is not None:
             raise Refused(result=Result.NOT_READY, message=server.problem)
-        return replace(self._policy, count_is_distinct=server.count_is_distinct)
+        return self._policy.on(count_is_distinct=server.count_is_distinct)
 
 
 def _meant(entry: JsonObject) -> tuple[str, str]:

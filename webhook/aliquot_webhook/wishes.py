@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aliquot_api import annotations as api
-from aliquot_api import names
-from aliquot_api.config import Sharing
+from aliquot_api import config, modes, names
+from aliquot_api.config import ComputePolicy, ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 from aliquot_webhook.requests import Stated
 from aliquot_webhook.wire import JsonObject, text
 
@@ -37,20 +38,21 @@ KEYS: Final = frozenset(
     {
         *(USE_TYPE, NOUSE_TYPE, USE_UUID, NOUSE_UUID, USE_INDEX, NOUSE_INDEX, NUMA_BIND, MODE),
         *(NODE_POLICY, GPU_POLICY, WEIGHTS, VULKAN, names.ANNOTATION_MEMORY_LIMIT, names.ANNOTATION_CORES),
-        *(names.ANNOTATION_GPU_TYPES, names.ANNOTATION_SHARING, *_ALIGNMENTS),
+        *(names.ANNOTATION_GPU_TYPES, names.ANNOTATION_SHARING, names.ANNOTATION_COMPUTE_POLICY),
+        *_ALIGNMENTS,
     }
 )
 _MAX_WORDS: Final = 64
 _TRUE: Final = ("true", "t", "1")
 _FALSE: Final = ("", "false", "f", "0")
-_MODES: Final = {"hami-core": Sharing.SHIM, "mps": Sharing.MPS}
+_MODES: Final = {"hami-core": modes.SHIM, "mps": modes.MPS}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which GPUs will do. Words are in lower case, in the author's order."""
 
-    sharing: Sharing = Sharing.SHIM
+    sharing: Mode = modes.SHIM
     types: tuple[str, ...] = ()
     not_types: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
@@ -73,6 +75,7 @@ class Wishes:
     """Cards for each container alone."""
     alone: bool = False
     """Only cards that nobody uses, and nobody else afterwards."""
+    compute_policy: ComputePolicy | None = None
     memory: Mapping[str, tuple[Stated, int]] = field(default_factory=dict)
     """Bytes per GPU, by container."""
     cores: Mapping[str, tuple[Stated, int]] = field(default_factory=dict)
@@ -119,6 +122,7 @@ def read(annotations: JsonObject, containers: Sequence[str]) -> Wishes:
         choice=choice,
         exclusive=exclusive,
         alone="mutex" in _policies(given),
+        compute_policy=_compute_policy(given, Sharing.EXCLUSIVE if exclusive else sharing.sharing),
         memory=_by_container(given, names.ANNOTATION_MEMORY_LIMIT, containers),
         cores=_by_container(given, names.ANNOTATION_CORES, containers),
         same_gpu=same,
@@ -167,28 +171,41 @@ def _by_container(
     return {container: (stated, value) for container, value in values.items()}
 
 
-def _sharing(given: Mapping[str, str]) -> tuple[Sharing, bool]:
+def _sharing(given: Mapping[str, str]) -> tuple[Mode, bool]:
     """The mode of the cards, and whether each container wants its own."""
     by_mode = _mode(given)
-    word = given.get(names.ANNOTATION_SHARING, "").strip().lower()
-    if word not in ("", *Sharing):
+    word = given.get(names.ANNOTATION_SHARING, "")
+    if not word.strip():
+        return by_mode or modes.SHIM, False
+    mode = modes.parse(word, field=path(names.ANNOTATION_SHARING))
+    if mode == modes.EXCLUSIVE:
+        return by_mode or modes.SHIM, True
+    if by_mode and mode != by_mode:
         raise InvalidInput(
             field=path(names.ANNOTATION_SHARING),
-            value=given[names.ANNOTATION_SHARING][:64],
-            fix=f"want one of {', '.join(Sharing)}",
-        )
-    if word == Sharing.EXCLUSIVE:
-        return by_mode or Sharing.SHIM, True
-    if word and by_mode and word != by_mode:
-        raise InvalidInput(
-            field=path(names.ANNOTATION_SHARING),
-            value=word,
+            value=str(mode),
             fix=f"{MODE} says {given[MODE]}; keep one of the two",
         )
-    return Sharing(word) if word else by_mode or Sharing.SHIM, False
+    return mode, False
 
 
-def _mode(given: Mapping[str, str]) -> Sharing | None:
+def _compute_policy(given: Mapping[str, str], sharing: Sharing) -> ComputePolicy | None:
+    key = names.ANNOTATION_COMPUTE_POLICY
+    if key not in given:
+        return None
+    word = given[key].strip().lower()
+    if word not in tuple(ComputePolicy):
+        fix = f"want one of {', '.join(ComputePolicy)}"
+        raise InvalidInput(field=path(key), value=given[key][:64], fix=fix)
+    wish = ShareConfig(sharing=sharing, compute_policy=ComputePolicy(word))
+    try:
+        config.consistent(wish, field="metadata.annotations")
+    except InvalidInput as error:
+        raise InvalidInput(field=path(key), value=word, fix=error.fix) from error
+    return wish.compute_policy
+
+
+def _mode(given: Mapping[str, str]) -> Mode | None:
     """HAMi's mode of a card: its annotation may list several, and ours are tried in this order."""
     words = _words(given, MODE)
     for word, sharing in _MODES.items():

@@ -3,7 +3,8 @@
 
 The whole agent runs as a process on a simulated GPU, is called over its socket as kubelet does, and reads
 claims from a small API server in a process of its own. The baseline, measured in the same run, is a plugin
-that reads the claim and writes a CDI file (`least`).
+that reads the claim and writes a CDI file (`least`). As on a node, CDI files and share directories are on a
+tmpfs, checkpoints on a disk.
 """
 
 import json
@@ -30,6 +31,7 @@ from tests.bench.figures import Figure, at_most, publish
 ROOT = Path(__file__).resolve().parents[3]
 SIM = ROOT / "build" / "sim"
 SHIM = ROOT / "build" / "shim" / "libaliquot.so"
+TMPFS = Path("/dev/shm")
 GPUS = 8
 BURST = 64
 REST_S = 10.0
@@ -113,9 +115,9 @@ def reader(stream: IO[str], published: threading.Event) -> None:
             published.set()
 
 
-def least_figures(root: Path, config: Path, devices: Sequence[str]) -> tuple[float, list[float]]:
+def least_figures(run: Path, config: Path, devices: Sequence[str]) -> tuple[float, list[float]]:
     """The baseline: median alone, and a burst."""
-    folder = root / "least"
+    folder = run / "least"
     folder.mkdir()
     with ExitStack() as stack:
         start(stack, [sys.executable, "-m", "tests.bench.agent.least", config, folder], cwd=ROOT)
@@ -137,7 +139,8 @@ def size_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
-def measure(root: Path) -> list[Figure]:
+def measure(root: Path, run: Path) -> list[Figure]:
+    """All figures; `root` is on a disk, `run` on a tmpfs."""
     sim_root = root / "sim"
     environ = {**os.environ, "LD_LIBRARY_PATH": str(SIM), "ALIQUOT_SIM_ROOT": str(sim_root)}
     tool = [str(SIM / "aliquot-sim")]
@@ -164,7 +167,7 @@ def measure(root: Path) -> list[Figure]:
         config.write_text(json.dumps(kubeconfig(int(server.stdout.readline()))))
         published = threading.Event()
         threading.Thread(target=reader, args=(server.stdout, published), daemon=True).start()
-        least_alone, least_burst = least_figures(root, config, devices)
+        least_alone, least_burst = least_figures(run, config, devices)
 
         options = {
             "node-name": POOL,
@@ -173,7 +176,8 @@ def measure(root: Path) -> list[Figure]:
             "metrics-port": 0,
             "base-cdi-dirs": base,
             "base-cdi-kind": "sim.aliquot.dev/gpu",
-            **{f"{name}-dir": root / name for name in ("plugin", "registry", "cdi", "state")},
+            **{f"{name}-dir": root / name for name in ("plugin", "registry", "state")},
+            **{f"{name}-dir": run / name for name in ("cdi", "run")},
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
         begun = time.perf_counter()
@@ -218,8 +222,8 @@ def measure(root: Path) -> list[Figure]:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder))
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir=TMPFS) as run:
+        figures = measure(Path(root), Path(run))
     publish("agent", figures)
     return 0
 

@@ -3,8 +3,10 @@
 
 import copy
 import json
+import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,14 @@ GIB = 1024**3
 NODE = "node-1"
 BASE_KIND = "sim.aliquot.dev/gpu"
 ESTIMATE = 512 * 1024**2
+
+
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    """Until it holds."""
+    pause, end_s = threading.Event(), time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"condition not met within {timeout_s:g} s"
+        pause.wait(0.01)
 
 
 def make_gpu(index: int = 0, *, memory_bytes: int = 24 * GIB, **changes: Any) -> Gpu:
@@ -165,6 +175,10 @@ class Node:
 
     @property
     def claims_dir(self) -> Path:
+        return self.root / "run" / "claims"
+
+    @property
+    def old_claims_dir(self) -> Path:
         return self.root / "state" / "claims"
 
     @property
@@ -185,15 +199,7 @@ class Node:
         """The agent's claims, started."""
         locks = Locks(directory=self.locks_dir or self.root / "plugin")
         checkpoints = Checkpoints(directory=self.checkpoint_dir, step=step)
-        store = Store(
-            claims_dir=self.claims_dir,
-            cdi_dir=self.cdi_dir,
-            checkpoints=checkpoints,
-            library=self.libraries,
-            boot_id=self.boot_id,
-            attributes=self.attributes,
-            step=step,
-        )
+        store = self.store(checkpoints, step=step)
         claims = Claims(
             node=NODE,
             boot_id=self.boot_id,
@@ -213,6 +219,20 @@ class Node:
         store.clear(locks.of)
         return claims
 
+    def store(self, checkpoints: Checkpoints, *, step: files.Step = files.no_step) -> Store:
+        """The files of its claims."""
+        return Store(
+            claims_dir=self.claims_dir,
+            old_claims_dir=self.old_claims_dir,
+            mps_dir=self.root / "run" / "mps",
+            cdi_dir=self.cdi_dir,
+            checkpoints=checkpoints,
+            library=self.libraries,
+            boot_id=self.boot_id,
+            attributes=self.attributes,
+            step=step,
+        )
+
     def attributes(self, device: str) -> Mapping[str, Attribute]:
         """What the slice says of a device."""
         self.described.append(device)
@@ -226,11 +246,10 @@ class Node:
 
     def reconcile(self, claims: Claims) -> None:
         """One pass of the reconciler."""
-        Reconciler(
-            claims=claims, claims_dir=self.claims_dir, cdi_dir=self.cdi_dir, library=self.libraries
-        ).reconcile()
+        store = self.store(Checkpoints(directory=self.checkpoint_dir))
+        Reconciler(claims=claims, store=store, library=self.libraries).reconcile()
 
     def leftovers(self) -> list[str]:
         """Files of claims that are still there."""
-        folders = (self.cdi_dir, self.claims_dir, self.checkpoint_dir)
+        folders = (self.cdi_dir, self.claims_dir, self.old_claims_dir, self.checkpoint_dir)
         return sorted(str(path.relative_to(self.root)) for folder in folders for path in folder.rglob("*"))

@@ -41,6 +41,11 @@ class Tenant:
         """Sets the share's refusals."""
         self._header("denied", count)
 
+    def pace(self, **words: int) -> None:
+        """Sets the share's words about launches."""
+        for name, value in words.items():
+            self._header(name, value)
+
     def truncate(self) -> None:
         """What a hostile tenant may do."""
         os.ftruncate(self._fd, 100)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aliquot_agent import cdi, fit, sharedir
-from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
+from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.claims import ClaimRef
 from aliquot_agent.devices import device_name
 from aliquot_agent.errors import ApiError, Refused
@@ -17,7 +17,7 @@ from aliquot_agent.hardware import Cause, LeftOut
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_api.config import API_VERSION, KIND
 from aliquot_api.names import DRIVER
-from tests.unit.agent.kit import ESTIMATE, GIB, NODE, Node, make_claim, make_gpu, result
+from tests.unit.agent.kit import ESTIMATE, GIB, NODE, FakeServer, Node, make_claim, make_gpu, result
 
 MIB = 1024**2
 
@@ -116,6 +116,47 @@ def test_a_quota_that_was_changed_is_put_right_by_the_next_call(node: Node, offs
     assert quota.stat().st_ino == inode
     with sharedir.ShareFiles(path=quota.parent) as opened:
         assert opened.quota().memory_limit_bytes == 8000 * MIB
+
+
+def prepared_by_an_agent_before(node: Node) -> ClaimRef:
+    """A claim whose share directories are where agents before had them."""
+    ref = node.server.add(make_claim(result(node.gpus.gpus[0])))
+    node.claims().prepare(ref)
+    node.old_claims_dir.mkdir(parents=True)
+    (node.claims_dir / ref.uid).rename(node.old_claims_dir / ref.uid)
+    checkpoints = Checkpoints(directory=node.checkpoint_dir)
+    (entry,) = checkpoints.all()
+    checkpoints.save(dataclasses.replace(entry, directory=""))
+    return ref
+
+
+def test_a_share_of_an_agent_before_stays_where_its_container_has_it(node: Node) -> None:
+    ref = prepared_by_an_agent_before(node)
+    quota = next(node.old_claims_dir.rglob("quota"))
+    inode = quota.stat().st_ino
+    claims = node.claims()
+    (device,) = claims.prepare(ref)
+    node.reconcile(claims)
+    (entry,) = claims.prepared()
+    assert (
+        claims.share_dir(entry, entry.shares[0])
+        == quota.parent
+        == node.old_claims_dir / ref.uid / device.share
+    )
+    assert quota.stat().st_ino == inode
+    assert str(quota) in cdi.spec_path(node.cdi_dir, ref.uid).read_text()
+    assert not list(node.claims_dir.iterdir())
+    claims.unprepare(ref.uid)
+    assert node.leftovers() == []
+
+
+def test_after_a_reboot_a_share_of_an_agent_before_is_made_where_they_are_now(node: Node) -> None:
+    ref = prepared_by_an_agent_before(node)
+    node.boot_id = "boot-2"
+    node.claims().prepare(ref)
+    assert [path.name for path in node.claims_dir.iterdir()] == [ref.uid]
+    assert not list(node.old_claims_dir.iterdir())
+    assert str(next(node.claims_dir.rglob("quota"))) in cdi.spec_path(node.cdi_dir, ref.uid).read_text()
 
 
 def test_a_second_call_answers_the_same_and_keeps_the_files(node: Node) -> None:
@@ -409,6 +450,27 @@ def test_room_held_by_a_claim_that_is_gone_is_taken_back(node: Node) -> None:
 
     assert claims.prepare(new)
     assert [claim.uid for claim in claims.prepared()] == [new.uid]
+
+
+def test_a_slow_server_is_not_asked_for_every_sharer_after_the_deadline(node: Node) -> None:
+    claims = node.claims()
+    gpu, source, pause = node.gpus.gpus[0], node.server, threading.Event()
+    for number in range(8):
+        claims.prepare(source.add(make_claim(result(gpu, memory="3Gi"), name=f"held-{number}")))
+    new = source.add(make_claim(result(gpu, memory="20Gi"), name="new"))
+    asked: list[str] = []
+
+    class Slow(FakeServer):
+        def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
+            asked.append(name)
+            pause.wait(0.2)
+            return source.get_claim(namespace, name)
+
+    node.server, node.patience_s = Slow(), 0.5
+    with pytest.raises(Refused, match="8 shares are prepared there already"):
+        node.claims().prepare(new)
+    assert asked[0] == "new"
+    assert 1 <= len(asked[1:]) <= 3
 
 
 def test_a_claim_that_is_gone_stays_while_its_processes_live(node: Node) -> None:

@@ -13,8 +13,8 @@ from aliquot_agent import cdi, sharedir
 from aliquot_agent.claims import ClaimRef
 from tests.unit.agent.kit import FakeGpus, FakeServer, Node, make_claim, make_gpu, result
 
-WRITES = 16
-"""Of Prepare: checkpoint 2, two shares of 4, two metadata files of 2, CDI 2."""
+WRITES = 14
+"""Of Prepare: checkpoint 2, the claim's directory 2 with two shares of 3 and two metadata files, CDI 2."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -120,9 +120,8 @@ def test_prepare_after_a_reboot_killed_at_any_write_gives_the_same_answer(tmp_pa
     def check(folder: Path) -> None:
         check_prepared(folder, boot_id="boot-2")
 
-    assert (
-        each_kill(tmp_path, "reboot", check, prepare_first=True) == 14
-    )  # as above, removing 4, CDI as it was
+    # As above and removing 2, CDI as it was.
+    assert each_kill(tmp_path, "reboot", check, prepare_first=True) == WRITES
 
 
 def test_unprepare_killed_at_any_write_leaves_nothing_after_the_second_call(tmp_path: Path) -> None:

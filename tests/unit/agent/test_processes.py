@@ -98,6 +98,7 @@ def test_a_process_that_is_gone_is_in_no_pod(tmp_path: Path) -> None:
 
 
 CLAIMS = Disk(device="8:1", folder="/lib/aliquot/claims")
+ELSEWHERE = Disk(device="0:25", folder="/aliquot-agent/claims")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,9 @@ def test_only_our_own_files_tell_a_share(
 ) -> None:
     mounts = f"3 1 {device} {source} /run/aliquot/shares/{target} ro - ext4 x rw\n"
     write(tmp_path, status="", stat="", mounts=mounts)
-    assert processes.mounted_shares(42, claims=CLAIMS, proc=tmp_path) == ({"s"} if counts else frozenset())
+    assert processes.mounted_shares(42, claims=(ELSEWHERE, CLAIMS), proc=tmp_path) == (
+        {"s"} if counts else frozenset()
+    )
 
 
 def test_where_a_directory_really_is_comes_from_the_mounts(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_this_machine_tells_where_a_directory_is(tmp_path: Path) -> None:
 def test_the_library_is_looked_for_in_the_maps(tmp_path: Path, maps: str, has: bool) -> None:
     (tmp_path / "42").mkdir()
     (tmp_path / "42" / "maps").write_text(maps)
-    assert processes.has_library(42, claims=CLAIMS, proc=tmp_path) is has
+    assert processes.has_library(42, disk=CLAIMS, proc=tmp_path) is has
 
 
 def test_a_command_name_is_safe_to_print(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_files_of_nobody_are_removed(node: Node) -> None:
     claims = node.claims()
     forgotten = str(uuid.uuid4())
     (node.claims_dir / forgotten / "share").mkdir(parents=True)
+    (node.old_claims_dir / str(uuid.uuid4()) / "share").mkdir(parents=True)
     cdi.spec_path(node.cdi_dir, forgotten).write_text("{}")
     (node.cdi_dir / "vendor.json").write_text("{}")
     reconcile(node, claims)

@@ -192,7 +192,7 @@ def test_a_cleared_slot_is_free_with_a_higher_generation(tmp_path: Path) -> None
     assert (layout.generation, layout.overhead_bytes) == (slot.generation + 1, region.OVERHEAD_UNKNOWN)
 
 
-@pytest.mark.parametrize("field", ["memory_limit_bytes", "flags", "cores_millipercent", "magic", "reserved1"])
+@pytest.mark.parametrize("field", ["memory_limit_bytes", "flags", "magic", "reserved1"])
 def test_a_quota_is_restored_in_place(tmp_path: Path, field: str) -> None:
     quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100, cores_millipercent=5)
     sharedir.create(tmp_path / "share", quota)
@@ -205,6 +205,18 @@ def test_a_quota_is_restored_in_place(tmp_path: Path, field: str) -> None:
         assert opened.restore_quota(quota)
         assert opened.quota() == replace(quota, epoch=1, heartbeat_ns=77)
         assert not opened.restore_quota(quota)
+
+
+def test_the_words_of_pacing_are_for_who_paces(tmp_path: Path) -> None:
+    quota = Quota(gpu_uuid=UUID, memory_limit_bytes=100, cores_millipercent=5)
+    words = region.Pacing(7, lent_millipercent=8, lent_until_ns=9, cost_factor_ppm=10, priority=1)
+    sharedir.create(tmp_path / "share", quota)
+    with sharedir.ShareFiles(path=tmp_path / "share") as opened:
+        opened.set_pacing(opened.pacing(), words)
+        assert not opened.restore_quota(quota)
+        opened.restore_quota(replace(quota, memory_limit_bytes=200))
+        assert opened.pacing() == words
+        assert opened.quota().memory_limit_bytes == 200
 
 
 @pytest.mark.parametrize("size", [0, 100, region.LEDGER_SIZE - 1, 2 * region.LEDGER_SIZE])

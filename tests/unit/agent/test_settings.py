@@ -15,7 +15,7 @@ def test_defaults_need_only_the_node() -> None:
     loaded = settings.load([], {"NODE_NAME": "n1"})
     assert loaded.node_name == "n1"
     assert loaded.kubeconfig is None
-    assert loaded.claims_dir == Path("/var/lib/aliquot/claims")
+    assert loaded.claims_dir == Path("/run/aliquot-agent/claims")
     assert loaded.checkpoint_dir == Path("/var/lib/kubelet/plugins/gpu.aliquot.dev/claims")
     assert loaded.base_cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
     assert (loaded.shares_per_gpu, loaded.context_estimate_bytes) == (16, 512 * MIB)

@@ -41,6 +41,7 @@ def resource_slice(
                         "memoryBytes": {"int": gpu.memory_bytes},
                         "productName": {"string": gpu.product},
                         "sharing": {"string": gpu.sharing},
+                        "timeSlice": {"string": gpu.time_slice or "default"},
                         "oversubscribed": {"bool": False},
                     }
                     | ({} if gpu.numa_node is None else {NUMA_NODE: {"int": gpu.numa_node}})

@@ -73,6 +73,7 @@ def _cluster(nodes: list[list[dict[str, Any]]]) -> Inventory:
                     shares=gpu.get("shares", 16),
                     product=gpu["product"],
                     sharing=gpu.get("sharing", "shim"),
+                    time_slice=gpu.get("timeSlice", ""),
                     numa_node=gpu.get("numa"),
                     pcie_root=gpu.get("root"),
                 )
@@ -144,7 +145,11 @@ def _claims(templates: tuple[ClaimTemplate, ...], result: Any) -> Iterator[str]:
         prefix = "" if name == "aliquot" else f"claim {name}, "
         devices: Any = template.spec["devices"]
         modes = {
-            request: config["opaque"]["parameters"]["sharing"]
+            request: " ".join(
+                value if key == "sharing" else f"{key} {value}"
+                for key, value in config["opaque"]["parameters"].items()
+                if key not in ("apiVersion", "kind")
+            )
             for config in devices.get("config", [])
             for request in config["requests"]
         }

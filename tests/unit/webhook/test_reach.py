@@ -37,6 +37,8 @@ def test_a_container_that_could_lift_a_limit_is_named(
         "/var/lib/",
         "/var/lib/aliquot",
         "/var/lib/aliquot/claims/x",
+        "/run/aliquot-agent/claims",
+        "/var/run/aliquot-agent",
         "/run/cdi",
         "/etc/../var/lib",
     ],

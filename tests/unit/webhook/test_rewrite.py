@@ -212,11 +212,11 @@ def test_a_container_gets_no_more_cards_than_its_claim_may_have_requests() -> No
     assert isinstance(rewrite(pod(container(vgpu="8")), old, Inventory()), Patch)
 
 
-def test_priority_is_taken_out_and_said_to_mean_nothing() -> None:
+def test_priority_without_a_gpu_is_taken_out_and_said_to_mean_nothing() -> None:
     alone, patch = converted(pod(container(priority="1")))
     assert patch.templates == ()
     assert alone["spec"]["containers"][0]["resources"]["limits"] == {}
-    assert "nvidia.com/priority has no meaning" in patch.warnings[0]
+    assert "nvidia.com/priority means nothing without a GPU" in patch.warnings[0]
 
     beside, _ = converted(pod(container("a", vgpu="1", priority="1"), container("b", priority="0")))
     assert [each["resources"]["limits"] for each in beside["spec"]["containers"]] == [{}, {}]

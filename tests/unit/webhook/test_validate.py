@@ -134,6 +134,27 @@ def test_contradictions_of_configurations_name_the_request() -> None:
     assert "config (request r1)" in Bed().claim(given)
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        pytest.param({"sharing": "mps"}, "no GPU of this cluster is shared that way", id="mps"),
+        pytest.param({"sharing": "timeslice", "timeSlice": "long"}, "offer: shim", id="a length"),
+        pytest.param({"sharing": "timeslice", "timeSlice": "huge"}, "default, long, medium", id="no length"),
+        pytest.param(
+            {"sharing": "shim", "timeSlice": "long"}, "goes with sharing: timeslice", id="contradiction"
+        ),
+        pytest.param({"sharing": "shim"}, "", id="shim"),
+    ],
+)
+def test_a_way_of_sharing_that_no_gpu_has(config: dict[str, str], says: str) -> None:
+    given = copy.deepcopy(spec(exactly(memory="1Gi")))
+    parameters = {"apiVersion": "gpu.aliquot.dev/v1alpha1", "kind": "ShareConfig", **config}
+    given["devices"]["config"] = [{"opaque": {"driver": "gpu.aliquot.dev", "parameters": parameters}}]
+    message = Bed().claim(given)
+    assert says in message
+    assert bool(says) == bool(message)
+
+
 def test_a_server_that_is_not_fit_gets_no_claims_of_ours() -> None:
     bed = Bed()
     bed.server = ServerState(problem="enable the gate")
