@@ -6,46 +6,53 @@ worked, and what it looked at is not well. `aliquot run` ends as the program tha
 """
 
 import argparse
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from aliquot_api.errors import InvalidInput
-from aliquot_cli import cordon, explain, share, top
-from aliquot_webhook.kube import ApiError
 
-_COMMANDS = (top, explain, cordon, share)
+COMMANDS: Final[Mapping[str, str]] = {
+    "top": "top",
+    "explain": "explain",
+    "cordon": "cordon",
+    "uncordon": "cordon",
+    "run": "local",
+    "ps": "local",
+    "share": "share",
+}
+"""Each command's module. Only the one that is called is loaded: the Kubernetes client alone takes half a
+second, and `aliquot run` does not need it."""
 
 
-def parser(program: str = "aliquot") -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(program: str = "aliquot", *, only: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or that of one command."""
     parser = argparse.ArgumentParser(prog=program, description="Exact GPU shares in Kubernetes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_to(commands)
+    for module in dict.fromkeys(COMMANDS.values() if only is None else [COMMANDS[only]]):
+        importlib.import_module(f"aliquot_cli.{module}").add_to(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `aliquot ARGV`; the exit status."""
+    words = sys.argv[1:] if argv is None else argv
     is_plugin = os.path.basename(sys.argv[0]).startswith("kubectl-")
-    arguments = parser("kubectl aliquot" if is_plugin else "aliquot").parse_args(argv)
+    only = words[0] if words and words[0] in COMMANDS else None
+    arguments = parser("kubectl aliquot" if is_plugin else "aliquot", only=only).parse_args(words)
     try:
         return int(arguments.run(arguments) or 0)
-    except ApiError as error:
-        where = (
-            "the API server cannot be reached" if error.status == 0 else f"the API server says {error.status}"
-        )
-        sys.stderr.write(f"aliquot: {where}: {error}\n")
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (InvalidInput, OSError, ValueError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         sys.stderr.write(f"aliquot: {error}\n")
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return 1
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 
 import argparse
 import contextlib
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from kubernetes import client, config
@@ -34,6 +35,27 @@ class Api(Protocol):
 
     def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
         """All objects at a path; raises ApiError."""
+
+
+class ClusterError(OSError):
+    """The API server did not do what was asked."""
+
+
+def command(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command whose errors from the API server are worded for people."""
+
+    @functools.wraps(run)
+    def worded(arguments: argparse.Namespace) -> int:
+        """Runs it."""
+        try:
+            return run(arguments)
+        except ApiError as error:
+            said = (
+                f"the API server says {error.status}" if error.status else "the API server cannot be reached"
+            )
+            raise ClusterError(f"{said}: {error}") from error
+
+    return worded
 
 
 def add_cluster_options(parser: argparse.ArgumentParser, *, namespaced: bool = True) -> None:

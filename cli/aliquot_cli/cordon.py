@@ -14,7 +14,7 @@ from aliquot_api.errors import InvalidInput
 from aliquot_cli import nodeconfigs, output
 from aliquot_cli.cards import Card
 from aliquot_cli.causes import CORDON_TAINT
-from aliquot_cli.cluster import Api, add_cluster_options, connect
+from aliquot_cli.cluster import Api, add_cluster_options, command, connect
 from aliquot_cli.taintrules import GROUP, rules_path, served_version
 from aliquot_cli.top import gather
 from aliquot_webhook.kube import ApiError
@@ -31,7 +31,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     for parser, run in ((cordon, run_cordon), (uncordon, run_uncordon)):
         parser.add_argument("gpu", metavar="GPU", help="UUID, or its unmistakable beginning")
         add_cluster_options(parser, namespaced=False)
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=command(run))
 
 
 def run_cordon(arguments: argparse.Namespace) -> int:

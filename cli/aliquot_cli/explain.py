@@ -11,7 +11,7 @@ from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_cli import diagnosis, output
 from aliquot_cli.causes import Cause, Diagnosis, Finding, NodeLook
-from aliquot_cli.cluster import Api, add_cluster_options, connect, meta, namespace_of
+from aliquot_cli.cluster import Api, add_cluster_options, command, connect, meta, namespace_of
 from aliquot_cli.gathering import World, facts_of, look_at_world
 from aliquot_cli.output import Colour, Printer
 from aliquot_cli.workloads import path_of, pods_of, read_manifest, read_target
@@ -75,7 +75,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("-f", "--filename", metavar="FILE", help="a manifest; - is standard input")
     add_cluster_options(parser)
     output.add_output_option(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=command(run))
 
 
 def run(arguments: argparse.Namespace) -> int:

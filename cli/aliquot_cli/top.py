@@ -13,6 +13,7 @@ from aliquot_cli.cluster import (
     RESOURCES,
     Api,
     add_cluster_options,
+    command,
     connect,
     optional_list,
 )
@@ -31,7 +32,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--node", metavar="NAME", help="only this node")
     parser.add_argument("-w", "--watch", action="store_true", help="again and again, until interrupted")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="with --watch")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=command(run))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,7 +26,10 @@ IMAGES: Final = BUILD / "images"
 WEBHOOK: Final = "localhost/aliquot-webhook:dev"
 AGENT: Final = "localhost/aliquot-agent:dev"
 SIM: Final = "localhost/aliquot-sim:dev"
+AGENT_NEXT: Final = "localhost/aliquot-agent:next"
+"""The agent with another build of the library: what an upgrade brings."""
 CLIENT: Final = "localhost/aliquot-client:dev"
+AGENT_NEXT_ARCHIVE: Final = IMAGES / "agent-next.tar"
 ARCHIVES: Final = tuple(IMAGES / f"{name}.tar" for name in ("webhook", "agent", "sim", "client"))
 NOBODY: Final = "65532:65532"
 PYTHON_ENV: Final = {"PYTHONPATH": "/opt/aliquot/site", "PYTHONUNBUFFERED": "1"}
@@ -57,15 +60,19 @@ def main() -> int:
         entrypoint=["aliquot-webhook"],
         user=NOBODY,
     )
+    library = shim / "release" / platform.machine() / "libaliquot.so"
+    agent: dict[str, Content] = {
+        "/opt/aliquot/site": _site("agent", wheel=wheel, python=python),
+        "/opt/aliquot/libaliquot.so": library,
+        "/usr/local/bin/aliquot-agent": _script("aliquot_agent"),
+    }
+    _image("agent", name=AGENT, base=base, tree=agent, env=PYTHON_ENV, entrypoint=["aliquot-agent"])
     _image(
-        "agent",
-        name=AGENT,
+        "agent-next",
+        name=AGENT_NEXT,
         base=base,
-        tree={
-            "/opt/aliquot/site": _site("agent", wheel=wheel, python=python),
-            "/opt/aliquot/libaliquot.so": shim / "release" / platform.machine() / "libaliquot.so",
-            "/usr/local/bin/aliquot-agent": _script("aliquot_agent"),
-        },
+        tree=agent,
+        over={"/opt/aliquot/libaliquot.so": library.read_bytes() + b"next"},
         env=PYTHON_ENV,
         entrypoint=["aliquot-agent"],
     )
@@ -106,24 +113,27 @@ def _image(
     name: str,
     base: Path,
     tree: Mapping[str, Content],
+    over: Mapping[str, Content] | None = None,
     env: Mapping[str, str] | None = None,
     entrypoint: Sequence[str] = (),
     command: Sequence[str] = (),
     user: str = "",
 ) -> None:
-    """Writes build/images/`file`.tar, unless it holds just this already."""
-    top = layer(tree)
+    """Writes build/images/`file`.tar, unless it holds just this already; `over` is a layer of its own."""
+    tops = [layer(each) for each in (tree, over) if each is not None]
     recipe = repr((name, env, entrypoint, command, user, base.name)).encode()
-    key = hashlib.sha256(recipe + hashlib.sha256(top).digest()).hexdigest()
+    key = hashlib.sha256(b"".join([recipe, *(hashlib.sha256(top).digest() for top in tops)])).hexdigest()
     archive, stamp = IMAGES / f"{file}.tar", IMAGES / f"{file}.key"
     if archive.exists() and stamp.exists() and stamp.read_text() == key:
         return
     stamp.unlink(missing_ok=True)
     write_image(
-        archive, name=name, layers=[base, top], env=env, entrypoint=entrypoint, command=command, user=user
+        archive, name=name, layers=[base, *tops], env=env, entrypoint=entrypoint, command=command, user=user
     )
     stamp.write_text(key)
-    sys.stderr.write(f"images: {name}: {len(top) >> 20} MiB on a base of {base.stat().st_size >> 20} MiB\n")
+    sys.stderr.write(
+        f"images: {name}: {sum(map(len, tops)) >> 20} MiB on a base of {base.stat().st_size >> 20} MiB\n"
+    )
 
 
 def _base() -> Path:

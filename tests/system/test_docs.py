@@ -7,12 +7,22 @@ from typing import Final
 
 import pytest
 
+from tests.cluster.binaries import helm
+from tests.cluster.cluster import Cluster
 from tests.system.images import ROOT
 from tests.system.installation import Installation
 
 PAGES: Final = ("docs/first-pod.md", "docs/node-agent.md", "docs/resize.md")
-RUN_BY_OTHERS: Final = {"README.md", "CONTRIBUTING.md", "shim/README.md", "tests/cluster/README.md"}
-"""make, benchmark and test bed commands: the continuous integration run is made of them."""
+RUN_BY_OTHERS: Final = {
+    "README.md",
+    "CONTRIBUTING.md",
+    "shim/README.md",
+    "tests/cluster/README.md",
+    "docs/workstation.md",
+}
+"""make, benchmark and test bed commands: the continuous integration run is made of them; the workstation's
+are run by tests/unit/cli."""
+RUN_BY_THE_CHARTS_TESTS: Final = {"docs/install.md", "docs/operating.md"}
 
 
 def commands(page: str) -> list[str]:
@@ -23,19 +33,26 @@ def commands(page: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_work_in_order(aliquot: Installation, page: str) -> None:
-    for command in commands(page):
+def run_commands(page: str, bed: Cluster, *, which: slice = slice(None)) -> None:
+    """Runs commands of a page as a reader would, with kubectl and helm at hand."""
+    environment = bed.environment()
+    environment["PATH"] = f"{environment['PATH']}:{helm().parent}"
+    for command in commands(page)[which]:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=ROOT,
-            env=aliquot.bed.environment(),
+            env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, f"{page}: {command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_work_in_order(aliquot: Installation, page: str) -> None:
+    run_commands(page, aliquot.bed)
 
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
@@ -43,4 +60,4 @@ def test_every_page_with_commands_is_run_by_a_test() -> None:
     pages = subprocess.run(
         listing, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
     ).stdout.split()
-    assert {page for page in pages if commands(page)} == {*PAGES, *RUN_BY_OTHERS}
+    assert {page for page in pages if commands(page)} == {*PAGES, *RUN_BY_OTHERS, *RUN_BY_THE_CHARTS_TESTS}

@@ -7,17 +7,22 @@ import pytest
 
 from aliquot_api import names
 from tests.cluster.cluster import Cluster
+from tests.cluster.system import TestbedError
 from tests.system.installation import Installation, kubernetes_version
 from tests.system.workloads import Tenant, gpu_pod
 
 
 @pytest.fixture
 def gate_off() -> Iterator[Installation]:
-    """Aliquot on a cluster with the gate off."""
+    """Aliquot on a cluster with the gate off: the chart refuses, until it is told not to look."""
     off = {names.CONSUMABLE_CAPACITY_GATE: False}
     with Cluster.up(name="gate-off", kubernetes=kubernetes_version(), gates=off) as bed:
         installation = Installation(bed, values={"install": {"check": False}})
-        installation.install()
+        installation.load_images()
+        with pytest.raises(TestbedError, match=names.CONSUMABLE_CAPACITY_GATE):
+            installation.release.install({**installation.values, "install": {"check": True}})
+        installation.release.uninstall("--no-hooks")
+        installation.release.install(installation.values)
         yield installation
 
 

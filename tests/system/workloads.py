@@ -2,7 +2,10 @@
 """Pods as a HAMi user writes them, and what their programs say."""
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster.api import ApiError, Object
@@ -34,6 +37,40 @@ def gpu_pod(
         "metadata": {"name": name},
         "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """What the API server answered."""
+
+    admitted: list[Object] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def asking(tenant: "Tenant", pod: Object, *, clients: int = 1) -> Iterator[Admissions]:
+    """Meanwhile asks again and again whether `pod` would be admitted, until one is refused."""
+    stopping = threading.Event()
+    answers = Admissions()
+
+    def ask() -> None:
+        while not stopping.wait(0.02):
+            try:
+                answers.admitted.append(tenant.bed.api.create(pod, namespace=tenant.namespace, dry_run=True))
+            except ApiError as error:
+                answers.refused.append(str(error))
+                return
+
+    threads = [threading.Thread(target=ask, name=f"client-{number}") for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 class Tenant:

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a release, in order: validated, installed, upgraded and rolled back under pods, removed."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from aliquot_api import names
+from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
+from tests.cluster.system import TestbedError
+from tests.system.images import AGENT_NEXT_ARCHIVE
+from tests.system.installation import SIMULATED, Installation
+from tests.system.test_docs import run_commands
+from tests.system.test_resize import annotate, elastic, limit_of
+from tests.system.workloads import Tenant, asking, gpu_pod
+from tests.testkit.chart import NAMESPACE, Values, merged, render
+
+PLAIN: Final = gpu_pod("plain", command=("sleep", "1000"))
+"""A pod that has nothing to do with us."""
+NEXT: Final[Values] = {
+    "images": {"agent": {"tag": "next"}},
+    "webhook": {"replicas": 1},
+    "nodeConfiguration": {"defaults": {"order": "packed"}},
+}
+"""What the upgrade changes: the agent with its library, a Deployment, the node configuration."""
+FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
+
+
+@pytest.mark.parametrize(
+    ("values", "served"),
+    [
+        pytest.param({}, (), id="defaults"),
+        pytest.param(SIMULATED, (), id="simulated"),
+        pytest.param(
+            {
+                "images": {"registry": "", "pullSecrets": ["a"], "agent": {"digest": f"sha256:{'0' * 64}"}},
+                "requests": {"resourceCount": "example.com/gpu", "deviceClasses": ["gpu.aliquot.dev", "b"]},
+                "webhook": {"failurePolicy": "Ignore", "nodeSelector": {"a": "b"}},
+                "controller": {"tolerations": [{"operator": "Exists"}]},
+                "agent": {"runtimeClassName": "nvidia", "kubeletDir": "/data/kubelet", "maxSurge": "10%"},
+                "nodeConfiguration": {"defaults": {"shares": 3}},
+                "certManager": {"enabled": True, "issuerRef": {"name": "i", "kind": "ClusterIssuer"}},
+                "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]},
+                "podMonitors": {"enabled": True, "labels": {"release": "p"}},
+                "budgets": {"keep": True},
+                "uninstall": {"force": True},
+            },
+            ("cert-manager.io/v1", "monitoring.coreos.com/v1"),
+            id="everything",
+        ),
+    ],
+)
+def test_the_api_server_takes_what_the_chart_makes(bed: Cluster, values: Values, served: list[str]) -> None:
+    made = render(values, served=served, hooks=True, namespace="default")
+    ours = [each for each in made if not each["apiVersion"].startswith(FOREIGN)]
+    assert len(made) - len(ours) == (4 if served else 0)
+    apply = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
+    answered = bed.kubectl(*apply, stdin=yaml.safe_dump_all(ours)).splitlines()
+    assert len([line for line in answered if line.endswith("(server dry run)")]) == len(ours)
+
+
+def test_the_documents_commands_install_it_and_pods_without_gpus_never_notice(
+    aliquot: Installation, tenant: Tenant
+) -> None:
+    aliquot.load_images()
+    with asking(tenant, PLAIN) as answers:
+        run_commands("docs/install.md", aliquot.bed)
+        aliquot.wait_ready()
+    assert answers.refused == []
+    aliquot.release.upgrade(aliquot.values)  # the settings that a test can wait for
+    run_commands("docs/operating.md", aliquot.bed, which=slice(2))
+    aliquot.wait_ready(timeout_s=120)
+
+
+def test_an_upgrade_disturbs_no_running_pod(aliquot: Installation, tenant: Tenant) -> None:
+    aliquot.bed.load_image(AGENT_NEXT_ARCHIVE)
+    tenant.create(elastic("old", 2000, gpumem=6000))
+    tenant.bed.wait_for_pod("old", tenant.namespace)
+    before = life(tenant, "old")
+    with asking(tenant, PLAIN) as answers:
+        aliquot.release.upgrade(merged(aliquot.values, NEXT))
+        rolled_out(aliquot, {"webhook": 1, "agent": 1})
+    assert answers.refused == []
+    [agent] = aliquot.pod_of("aliquot-agent")["spec"]["containers"]
+    assert agent["image"].endswith(":next")
+
+    assert life(tenant, "old") == before
+    resize(tenant, "old", 5000)
+    tenant.create(elastic("new", 1000, gpumem=2000))
+    tenant.bed.wait_for_pod("new", tenant.namespace)
+    assert life(tenant, "new")["library"] != before["library"]
+    assert limit_of(tenant, "new") in (0, 2000)
+
+
+def test_a_rollback_disturbs_none_either(aliquot: Installation, tenant: Tenant) -> None:
+    before = {pod: life(tenant, pod) for pod in ("old", "new")}
+    aliquot.release.rollback()
+    rolled_out(aliquot, {"webhook": 2, "agent": 1})
+    [agent] = aliquot.pod_of("aliquot-agent")["spec"]["containers"]
+    assert agent["image"].endswith(":dev")
+    assert {pod: life(tenant, pod) for pod in before} == before
+    resize(tenant, "new", 1900)
+    resize(tenant, "old", 6000)
+
+
+def test_a_removal_is_refused_while_a_claim_is_in_use(aliquot: Installation, tenant: Tenant) -> None:
+    claims = [tenant.claim_of(pod)["metadata"]["name"] for pod in ("old", "new")]
+    with pytest.raises(TestbedError, match="claims in use") as refused:
+        aliquot.release.uninstall()
+    assert all(claim in str(refused.value) for claim in claims)
+    aliquot.wait_ready()
+    resize(tenant, "old", 5500)
+
+
+def test_a_removal_leaves_nothing_and_blocks_nobody(aliquot: Installation, tenant: Tenant) -> None:
+    bed = aliquot.bed
+    for pod in ("old", "new"):
+        tenant.delete(pod)
+    bed.wait_for(lambda: not bed.list("resourceclaims", tenant.namespace), what="no claim")
+    with asking(tenant, PLAIN) as answers:
+        run_commands("docs/operating.md", bed, which=slice(2, None))
+    assert answers.refused == []
+    assert left_over(bed) == []
+    for folder in (names.HOST_STATE_DIR, names.PLUGIN_DIR, names.CDI_DIR, "/run/aliquot-sim"):
+        assert bed.node_exec(bed.nodes[0], ["/usr/bin/find", folder, "-mindepth", "1"]) == ""
+    assert names.DRIVER not in bed.node_exec(bed.nodes[0], ["/bin/ls", names.PLUGIN_REGISTRY_DIR])
+
+
+def life(tenant: Tenant, pod: str) -> Mapping[str, Any]:
+    """What would differ if anything had happened to a running pod."""
+    live = tenant.pod(pod)
+    [container] = live["status"]["containerStatuses"]
+    library = tenant.bed.exec(pod, ["sha256sum", names.CONTAINER_LIBRARY], tenant.namespace)
+    return {
+        "uid": live["metadata"]["uid"],
+        "container": container["containerID"],
+        "restarts": container["restartCount"],
+        "library": library.split()[0],
+        "claim": tenant.claim_of(pod)["status"]["allocation"],
+    }
+
+
+def resize(tenant: Tenant, pod: str, mib: int) -> None:
+    """A live resize works: asked of the webhook, done and reported by the agent."""
+    annotate(tenant, pod, f"{mib}Mi")
+    tenant.bed.wait_for(lambda: limit_of(tenant, pod) == mib, what=f"{pod} to have {mib} MiB", timeout_s=60)
+
+
+def rolled_out(aliquot: Installation, replicas: Mapping[str, int]) -> None:
+    """Until exactly so many pods of each part are there, all of the present revision and ready."""
+
+    def reached() -> bool:
+        for part, wanted in replicas.items():
+            kind = "daemonsets" if part == "agent" else "deployments"
+            name = f"aliquot-{part}"
+            workload = aliquot.bed.get(kind, name, NAMESPACE)
+            status = workload["status"]
+            updated = status.get("updatedNumberScheduled", status.get("updatedReplicas"))
+            ready = status.get("numberReady", status.get("readyReplicas"))
+            pods = aliquot.bed.list("pods", NAMESPACE, labels=f"app.kubernetes.io/name={name}")
+            seen = status["observedGeneration"] == workload["metadata"]["generation"]
+            if not (seen and updated == ready == len(pods) == wanted):
+                return False
+        return True
+
+    aliquot.bed.wait_for(reached, what=f"the roll-out of {', '.join(replicas)}", timeout_s=150)
+
+
+def left_over(bed: Cluster) -> list[str]:
+    """Objects of any kind that have our name."""
+    found: list[Object] = []
+    for kind in bed.api.kinds():
+        if kind.plural not in ("events", "componentstatuses"):
+            found += bed.list(f"{kind.plural}.{kind.group}" if kind.group else kind.plural)
+    names_found = (f"{each['kind']} {each['metadata']['name']}" for each in found)
+    return [name for name in names_found if "aliquot" in name]
