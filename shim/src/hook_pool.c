@@ -253,6 +253,7 @@ CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUme
 
 static CUresult synchronised(CUresult result) {
   if (result == CUDA_SUCCESS && aq_depth == 0) {
+    aq_probes_settle();
     aq_leaving_settle();
     aq_pools_synchronised();
   }
