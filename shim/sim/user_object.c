@@ -64,15 +64,17 @@ static struct user_hold **find(struct user_hold **holds, const struct CUuserObje
 }
 
 static bool hold(struct user_hold **holds, CUuserObject object, unsigned count) {
-  struct user_hold **link = find(holds, object);
-  if (!*link) {
-    *link = calloc(1, sizeof **link);
-    if (!*link) {
-      return false;
-    }
-    (*link)->object = object;
+  struct user_hold *held = *find(holds, object);
+  if (held) {
+    held->count += count;
+    return true;
   }
-  (*link)->count += count;
+  held = malloc(sizeof *held);
+  if (!held) {
+    return false;
+  }
+  *held = (struct user_hold){.next = *holds, .object = object, .count = count};
+  *holds = held;
   return true;
 }
 

@@ -18,6 +18,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build"
 SHIM: Final = Path(os.environ.get("ALIQUOT_TEST_SHIM", BUILD / "shim" / "libaliquot.so"))
 SANITIZER: Final = tuple(os.environ.get("ALIQUOT_TEST_SANITIZER", "").split())
+SLOWER: Final = 20 if SANITIZER else 1
+"""By how much to shorten what hammers."""
 """The sanitizer's own library, before all others: shim.tests.sanitized sets both, and its options."""
 _SANITIZER_OPTIONS: Final = {
     name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")

@@ -15,7 +15,7 @@ from aliquot_agent import region
 from shim.tests import shares
 from shim.tests.conftest import Clients
 from shim.tests.probe import NOT_INITIALIZED, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS, Probe, ended
-from shim.tests.sandbox import MIB, TIMEOUT_S, Sandbox
+from shim.tests.sandbox import MIB, SLOWER, TIMEOUT_S, Sandbox
 
 Start = Callable[..., Probe]
 LIMIT = 512 * MIB
@@ -277,7 +277,7 @@ def run_contexts(node: Sandbox, clients: Clients, way: str, threads: int, rounds
 def test_context_handle_in_use_again_keeps_the_new_contexts_memory(node: Sandbox, clients: Clients) -> None:
     gpu = str(node.books()["gpus"][0]["uuid"])
     share = shares.make(node, gpu=gpu, limit=135 * MIB)
-    taken, _, failed = run_contexts(node, clients, "made", threads=16, rounds=30000)
+    taken, _, failed = run_contexts(node, clients, "made", threads=16, rounds=30000 // SLOWER)
     assert taken > 0 == failed
     group = next(group for group in node.books()["groups"] if group["group"] == node.group)
     assert int(group["requested_peak"]) <= 135 * MIB
@@ -288,7 +288,7 @@ def test_threads_that_retain_at_once_reserve_one_context(node: Sandbox, clients:
     cost = context_cost(node)
     gpu = str(node.books()["gpus"][0]["uuid"])
     share = shares.make(node, gpu=gpu, limit=cost + cost // 2, estimate=cost)
-    _, refused, failed = run_contexts(node, clients, "primary", threads=8, rounds=20000)
+    _, refused, failed = run_contexts(node, clients, "primary", threads=8, rounds=20000 // SLOWER)
     assert (refused, failed) == (0, 0)
     assert shares.usage(share).used_bytes == 0
     assert shares.usage(share).denied == 0

@@ -11,9 +11,7 @@
 #include "families.h"
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
-CUresult cuModuleGetFunction(void **function, CUmodule module, const char *name);
-CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 
 enum { QUEUE = 1024, TICKS = 3 };
 
@@ -68,7 +66,7 @@ int main(int argc, char **argv) {
   CUmodule module;
   CUdeviceptr pointer, room = 0;
   CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = {.allocType = 1, .location = {1, 0}}};
-  void *function;
+  CUfunction function;
   pthread_t thread;
   if (argc != 3)
     return 2;
