@@ -2,6 +2,7 @@
 """How a GPU is shared, in one word: `shim`, `mps`, `timeslice=short`. What nodes offer and claims ask for."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from aliquot_api.config import ShareConfig, Sharing, TimeSlice
@@ -34,6 +35,7 @@ EXCLUSIVE: Final = Mode(Sharing.EXCLUSIVE)
 MPS: Final = Mode(Sharing.MPS)
 
 
+@lru_cache(maxsize=64)  # asked for every share of a node in every Prepare
 def parse(text: str, *, field: str) -> Mode:
     """The mode that `text` names; raises InvalidInput."""
     word = text.strip().lower()

@@ -277,7 +277,8 @@ class Claims:
         for gpu in {result.device: gpus[result.device] for result in results}.values():
             if (left_out := self._gpus.not_ours(gpu)) is not None:
                 raise Refused(f"GPU {gpu.uuid} is not given to new claims: {left_out.message}")
-        now = held.by_device(self._checkpoints.all())
+        devices = sorted({result.device for result in results})
+        now = held.by_device(fit.sharers(self._checkpoints.all(), devices=devices, but=ref.uid))
         shares = tuple(
             prepared_share(
                 result,
@@ -302,7 +303,6 @@ class Claims:
             pod_claim=allocation.pod_claim_name(claim),
             directory=self._store.directory,
         )
-        devices = sorted({share.device for share in shares})
         policies = {device: self._gpus.policy_of(gpus[device]) for device in devices}
         # What is physically there: a reserve that was raised since must not strand what was allocated.
         physical = {

@@ -77,5 +77,5 @@ def sharers(claims: Iterable[PreparedClaim], *, devices: Iterable[str], but: str
     return [
         claim
         for claim in claims
-        if claim.uid != but and any(share.device in wanted for share in claim.shares)
+        if claim.uid != but and not wanted.isdisjoint([share.device for share in claim.shares])
     ]

@@ -13,9 +13,9 @@ ANNOTATION: Final = names.ANNOTATION_MEMORY_LIMIT
 _KINDS: Final = ("containers", "initContainers")
 
 
-def annotation_of(pod: JsonObject) -> str | None:
+def annotation_of(pod: JsonObject, key: str = ANNOTATION) -> str | None:
     """What the annotation says; None without one."""
-    value = obj(dig(pod, "metadata", "annotations")).get(ANNOTATION)
+    value = obj(dig(pod, "metadata", "annotations")).get(key)
     return text(value) if value is not None else None
 
 

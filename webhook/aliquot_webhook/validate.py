@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-from aliquot_api import quantity
+from aliquot_api import names, quantity
 from aliquot_api.annotations import memory_limits
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook import claimcheck
@@ -23,6 +23,8 @@ from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
 
+_FIXED: Final = (names.ANNOTATION_CORES, names.ANNOTATION_COMPUTE_POLICY)
+"""Annotations that say nothing to a pod that runs."""
 _MOST_CLAIMS: Final = 32
 """Claims of a pod that are looked at: each is a call to the API server, and the server has no such limit."""
 
@@ -139,11 +141,21 @@ class Validator:
         return dig(spec, "spec") if plural == "resourceclaimtemplates" else spec
 
     def _resize(self, request: Request) -> Notes:
-        """A new memory limit for a running pod."""
+        """A new memory limit for a running pod; how it shares a GPU's time stays what its claim says."""
         old, new = (annotation_of(pod) for pod in (request.old, request.new))
-        if old == new:
+        fixed = [key for key in _FIXED if annotation_of(request.old, key) != annotation_of(request.new, key)]
+        if old == new and not fixed:
             return Notes()
         claims = self._our_claims(request)
+        for key in fixed if claims else ():
+            raise InvalidInput(
+                field=f"metadata.annotations[{key}]",
+                value=(annotation_of(request.new, key) or "")[:64],
+                fix="the pod was placed by what this said, and that counts for as long as it runs;"
+                " put it back, and make a new pod to change it",
+            )
+        if old == new:
+            return Notes()
         containers = containers_of(obj(request.new.get("spec")), claims)
         if not claims:
             return Notes()

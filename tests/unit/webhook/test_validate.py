@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot_api import names
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.probe import ServerState
 from aliquot_webhook.templates import ROOT
@@ -292,3 +293,18 @@ def test_a_whole_card_is_not_resized() -> None:
     assert "has a whole GPU" in bed.judge(
         "pods", pod("whole", annotation="1Gi"), operation="UPDATE", old=pod("whole")
     )
+
+
+@pytest.mark.parametrize("key", [names.ANNOTATION_CORES, names.ANNOTATION_COMPUTE_POLICY])
+def test_how_a_running_pod_shares_time_is_not_changed(key: str) -> None:
+    bed = Bed()
+    bed.put_claim("share", exactly(memory="1Gi"))
+    bed.put_claim("nic", exactly(device_class="nic.example"))
+    for claim, says in (("share", "make a new pod to change it"), ("nic", "")):
+        before, after = pod(claim), pod(claim)
+        after["metadata"]["annotations"] = {key: "strict"}
+        for old, new in ((before, after), (after, before)):
+            message = bed.judge("pods", new, operation="UPDATE", old=old)
+            assert says in message
+            assert bool(says) == bool(message)
+        assert bed.judge("pods", after, operation="UPDATE", old=after) == ""
