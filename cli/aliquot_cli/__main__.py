@@ -18,11 +18,16 @@ from aliquot_api.errors import InvalidInput
 COMMANDS: Final[Mapping[str, str]] = {
     "top": "top",
     "explain": "explain",
+    "doctor": "doctor",
+    "resize": "resize",
+    "budget": "budget",
+    "report": "report",
     "cordon": "cordon",
     "uncordon": "cordon",
     "run": "local",
     "ps": "local",
     "share": "share",
+    "completion": "completion",
 }
 """Each command's module. Only the one that is called is loaded: the Kubernetes client alone takes half a
 second, and `aliquot run` does not need it."""
