@@ -34,7 +34,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 
 ##@ Test it
 .PHONY: test test-unit test-shim test-shim-sanitized test-gpu test-cluster test-faults test-versions lint
-.PHONY: bench bench-shim bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
+.PHONY: bench bench-shim bench-compute bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup helm sim shim ## Python parts without a cluster, and the contracts between parts
@@ -84,6 +84,9 @@ bench: bench-shim ## Measure; tables on the screen, figures in build/bench/*.jso
 
 bench-shim: setup sim shim ## Only the shim: what it adds to the bare simulated driver
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
+
+bench-compute: setup sim shim ## Shares of GPU time: what tenants get, and what a launch costs (6 minutes)
+	@$(STEP) "benchmark of compute shares" $(PYTHON) -m tests.bench.compute
 
 bench-agent: setup sim shim ## Measure the node agent only
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
