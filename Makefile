@@ -102,7 +102,7 @@ fuzz-agent: setup ## Fuzz what the agent reads: opaque configuration, ledgers, c
 	@$(STEP) "fuzz the agent's parsers" $(PYTHON) -m tests.fuzz.agent -max_total_time=$(FUZZ_S) -seed=$(FUZZ_SEED) -max_len=4096 -verbosity=0 -print_final_stats=1
 
 ##@ Work on it
-.PHONY: setup packages shim shim-release sim helm testbed images cluster-up cluster-down docs lock clean help
+.PHONY: setup packages shim shim-release wheel sim helm testbed images cluster-up cluster-down docs lock clean help
 setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
@@ -123,6 +123,9 @@ shim: setup ## Shim: build/shim/libaliquot.so
 
 shim-release: setup ## Shim for glibc 2.17 and newer: build/shim/release/{x86_64,aarch64}/libaliquot.so
 	@$(STEP) "build the shim for release" $(MAKE) -s -C shim release BUILD=$(BUILD)/shim PYTHON=$(PYTHON)
+
+wheel: shim-release ## Wheel that carries the library for tenants by content hash: build/wheel/*.whl
+	@$(STEP) "wheel" env ALIQUOT_LIBRARIES=$(BUILD)/shim/release $(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(BUILD)/wheel .
 
 helm: setup
 	@$(STEP) "Helm" $(CLUSTER) helm >/dev/null
