@@ -25,9 +25,10 @@ def svg(
         return round(_TOP + (1 - min(percent, 105) / 105) * (_HEIGHT - _TOP - 60), 1)
 
     parts = [
+        "<!-- SPDX-License-Identifier: Apache-2.0 -->",
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
         f' font-family="sans-serif" font-size="11"><title>{escape(title)}</title>'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
     ]
     for percent in range(0, 101, 20):
         parts.append(f'<path d="M{_LEFT} {y(percent)}H{_WIDTH - 10}" stroke="#ddd"/>')
