@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build hook of hatchling: gRPC stubs beside our protos (as a script: only these), tenants' libraries in wheels.
+"""Build hook of hatchling: gRPC stubs beside our protos (as a script: only these), the library for tenants.
 
 The stubs are build products, ignored by git. They register in the descriptor pool under their path
 below `node-agent/`, so that two protocols' files never collide.
