@@ -55,7 +55,7 @@ def environment(manifests: Sequence[Any], name: str) -> dict[str, str]:
         for each in manifests
         if each["kind"] in ("Deployment", "DaemonSet") and each["metadata"]["name"] == f"aliquot-{name}"
     ]
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    container = found["spec"]["template"]["spec"]["containers"][0]
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
