@@ -41,6 +41,7 @@ class Cluster(Machinery):
         nodes: int = 1,
         kubernetes: str = DEFAULT_KUBERNETES,
         gates: Mapping[str, bool] | None = None,
+        api_server_flags: Sequence[str] = (),
         node_disk_bytes: int | None = None,
         keep: bool = False,
         artifacts: Path | None = None,
@@ -51,7 +52,12 @@ class Cluster(Machinery):
         If it does not come up, its logs are stored in the folder `artifacts`.
         """
         spec = Spec(
-            name=name, nodes=nodes, kubernetes=kubernetes, gates=gates or {}, node_disk_bytes=node_disk_bytes
+            name=name,
+            nodes=nodes,
+            kubernetes=kubernetes,
+            gates=gates or {},
+            api_server_flags=api_server_flags,
+            node_disk_bytes=node_disk_bytes,
         )
         _check_machine()
         binaries = programs.ensure(kubernetes)

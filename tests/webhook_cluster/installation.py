@@ -72,13 +72,14 @@ class Installation:
                 del each["spec"]["selector"]
                 each["spec"]["ports"] = [{"name": "https", "port": 443, "protocol": "TCP"}]
 
-    def install(self) -> None:
-        """Apply the manifests, start both processes, wait until the configuration can be used."""
+    def install(self, **settings: object) -> None:
+        """Apply the manifests, start both processes (the webhook with `settings`), wait until the
+        configuration can be used."""
         self.cluster.apply(self.manifests)
         for account in ("webhook", "controller"):
             self._kubeconfig(account)
         self.start("controller")
-        self.start("webhook")
+        self.start("webhook", **settings)
         self.wait_ready()
 
     def remove(self) -> None:
@@ -140,6 +141,10 @@ class Installation:
             ]
         )
 
+    def address(self, name: str) -> str:
+        """Host and port of a process."""
+        return f"{self.host}:{self._ports[name]}"
+
     def log(self, name: str) -> str:
         """What it has said."""
         log = self._folder / f"{name}.log"
@@ -149,7 +154,7 @@ class Installation:
         """A page of a process."""
         scheme = "https" if name.startswith("webhook") else "http"
         answer = subprocess.run(
-            ["curl", "-sk", f"{scheme}://{self.host}:{self._ports[name]}{path}"],
+            ["curl", "-sk", f"{scheme}://{self.address(name)}{path}"],
             capture_output=True,
             check=False,
             timeout=10,

@@ -91,6 +91,12 @@ class Settings(CommonSettings):
     certificate_folder: str = setting(
         "", "folder with tls.crt and tls.key that somebody else renews (cert-manager); empty: our own"
     )
+    client_authority: str = setting(
+        "", "PEM file: reviews only from clients with a certificate of this authority; empty: from anybody"
+    )
+    client_names: tuple[str, ...] = setting(
+        (), "common names of these clients (the API servers); empty: every certificate of the authority"
+    )
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8443, "port to listen on")
     threads: int = setting(16, "reviews answered at the same time")
@@ -103,6 +109,12 @@ class Settings(CommonSettings):
     def __post_init__(self) -> None:
         CommonSettings.__post_init__(self)
         want_positive(self, "default_gpu_num")
+        if self.client_names and not self.client_authority:
+            raise InvalidInput(
+                field="client_names",
+                value=",".join(self.client_names),
+                fix="set client_authority, too: without it nobody is asked who he is",
+            )
         for name, most in (("default_memory", 2**31 - 1), ("default_cores", 100)):
             if not 0 <= getattr(self, name) <= most:
                 raise InvalidInput(field=name, value=getattr(self, name), fix=f"want 0 to {most}")

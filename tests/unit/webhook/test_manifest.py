@@ -14,6 +14,7 @@ from aliquot_webhook.amounts import Thing
 from aliquot_webhook.app import create_app
 from aliquot_webhook.pods import HAMI_OPT_OUT
 from aliquot_webhook.policy import Policy
+from aliquot_webhook.reach import CAPABILITIES
 from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "manifests"
@@ -121,12 +122,18 @@ def test_our_own_templates_do_not_come_back_to_us(validating: Any) -> None:
 
 
 def test_the_implicit_resources_of_our_classes_are_closed() -> None:
-    policy = manifest("ValidatingAdmissionPolicy")
+    policy = named("ValidatingAdmissionPolicy", "aliquot-no-implicit-resource")
     variables = {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
     for device_class in Settings().device_classes:
         assert f'"deviceclass.resource.kubernetes.io/{device_class}"' in variables["names"]
-    binding = manifest("ValidatingAdmissionPolicyBinding")
+    binding = named("ValidatingAdmissionPolicyBinding", "aliquot-no-implicit-resource")
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+
+
+def test_who_may_not_be_in_a_pod_with_a_share_may_not_debug_it() -> None:
+    policy = named("ValidatingAdmissionPolicy", "aliquot-no-privileged-debugging")
+    (rule,) = policy["spec"]["validations"]
+    assert all(f'"{capability}"' in rule["expression"] for capability in CAPABILITIES)
 
 
 def test_it_is_called_where_it_serves(webhook: Any, validating: Any) -> None:
