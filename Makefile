@@ -37,7 +37,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 .PHONY: bench bench-shim bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
-test-unit: setup sim shim ## Python parts without a cluster, and the contracts between parts
+test-unit: setup helm sim shim ## Python parts without a cluster, and the contracts between parts
 	@$(STEP) "unit and contract tests" $(PYTEST) tests/unit tests/contract
 
 test-shim: setup sim shim ## Simulated GPU and shim, by the simulated driver's own books
@@ -99,7 +99,7 @@ fuzz-agent: setup ## Fuzz what the agent reads: opaque configuration, ledgers, c
 	@$(STEP) "fuzz the agent's parsers" $(PYTHON) -m tests.fuzz.agent -max_total_time=$(FUZZ_S) -seed=$(FUZZ_SEED) -max_len=4096 -verbosity=0 -print_final_stats=1
 
 ##@ Work on it
-.PHONY: setup packages shim shim-release sim testbed images cluster-up cluster-down docs lock clean help
+.PHONY: setup packages shim shim-release sim helm testbed images cluster-up cluster-down docs lock clean help
 setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
@@ -121,7 +121,10 @@ shim: setup ## Shim: build/shim/libaliquot.so
 shim-release: setup ## Shim for glibc 2.17 and newer: build/shim/release/{x86_64,aarch64}/libaliquot.so
 	@$(STEP) "build the shim for release" $(MAKE) -s -C shim release BUILD=$(BUILD)/shim PYTHON=$(PYTHON)
 
-testbed: setup ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (12 minutes on 2 cores)
+helm: setup
+	@$(STEP) "Helm" $(CLUSTER) helm >/dev/null
+
+testbed: setup helm ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (16 minutes on 2 cores)
 	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)
 
 images: sim shim-release ## Container images for the test bed, without a registry: build/images/aliquot.tar
@@ -133,8 +136,9 @@ cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --he
 cluster-down: setup ## Remove it
 	@$(STEP) "remove cluster" $(CLUSTER) down
 
-docs: setup ## Write the pages that are made from data: docs/semantics.md
+docs: setup ## Write the pages that are made from data: docs/semantics.md, the chart's README
 	@$(STEP) "semantics page" $(PYTHON) -m tests.unit.webhook.semantics
+	@$(STEP) "chart page" $(PYTHON) -m tests.testkit.chart_readme
 
 lock: ## Resolve the dependency ranges of pyproject.toml again (needs uv)
 	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --extra sim --group dev --upgrade \

@@ -4,6 +4,11 @@
 # GPUs' state, and the CDI spec that hands them to containers. GPUS is a list of PROFILE[:COUNT].
 set -eu
 : "${NODE_NAME:?}" "${GPUS:?}"
+driver=${NVIDIA_PROC:-/proc/driver/nvidia}
+if [ -e "$driver" ]; then
+    echo "this node has NVIDIA's driver ($driver): simulated GPUs never go beside real ones" >&2
+    exit 1
+fi
 lib=/var/lib/aliquot-sim/lib
 for name in libcuda.so.1 libnvidia-ml.so.1 aliquot-smi; do
     # Renamed into place: a running process keeps the file that it has mapped.

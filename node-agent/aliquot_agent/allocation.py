@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aliquot_agent.errors import NotOurs, Refused
-from aliquot_api import config, quantity
-from aliquot_api.config import OverQuota, ShareConfig, Sharing
+from aliquot_api import config, modes, quantity
+from aliquot_api.config import ComputePolicy, OverQuota, Priority, ShareConfig
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 from aliquot_api.names import CAPACITY_CORES, CAPACITY_MEMORY, CAPACITY_SHARES, DRIVER
 
 _SHARE_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -34,11 +35,14 @@ class Result:
     memory_bytes: int
     cores_percent: int
     shares: int
-    sharing: Sharing
+    sharing: Mode
     class_over_quota: OverQuota | None
     """What the DeviceClass says."""
     claim_over_quota: OverQuota | None
     """What the claim says."""
+    class_compute_policy: ComputePolicy | None
+    claim_compute_policy: ComputePolicy | None
+    priority: Priority | None
 
 
 def own_results(claim: Mapping[str, Any], *, uid: str, node: str) -> tuple[Result, ...]:
@@ -88,6 +92,8 @@ def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[s
         raise Refused(f"request {request!r} has no name that Kubernetes gives")
     if not _SHARE_ID.fullmatch(str(share)):
         raise Refused(f"shareID {share!r} is no UUID")
+    wishes = _config(configs, request=request)
+    by_class, by_claim = (_config(configs, request=request, sources=[source]) for source in _SOURCES)
     return Result(
         request=request.partition("/")[0],
         pool=pool,
@@ -96,17 +102,13 @@ def _result(result: Mapping[str, Any], *, node: str, configs: Sequence[Mapping[s
         memory_bytes=_amount(consumed, CAPACITY_MEMORY, default="0"),
         cores_percent=_amount(consumed, CAPACITY_CORES, default="0"),
         shares=_amount(consumed, CAPACITY_SHARES, default="1"),
-        sharing=_sharing(_config(configs, request=request), request=request),
-        class_over_quota=_config(configs, request=request, sources=_SOURCES[:1]).over_quota,
-        claim_over_quota=_config(configs, request=request, sources=_SOURCES[1:]).over_quota,
+        sharing=modes.of_config(wishes),
+        class_over_quota=by_class.over_quota,
+        claim_over_quota=by_claim.over_quota,
+        class_compute_policy=by_class.compute_policy,
+        claim_compute_policy=by_claim.compute_policy,
+        priority=wishes.priority,
     )
-
-
-def _sharing(config: ShareConfig, *, request: str) -> Sharing:
-    sharing = config.sharing or Sharing.SHIM
-    if sharing in (Sharing.TIMESLICE, Sharing.MPS):
-        raise Refused(f"request {request} asks for sharing {sharing}, which this node does not offer")
-    return sharing
 
 
 def _amount(consumed: Mapping[str, str], name: str, *, default: str) -> int:

@@ -11,10 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NotRequired, TypedDict
 
-from aliquot_agent import metadata
+from aliquot_agent import held, metadata, mps
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.sharedir import LEDGER, QUOTA
-from aliquot_api.names import CDI_KIND, CONTAINER_LIBRARY, CONTAINER_PRELOAD, CONTAINER_SHARES_DIR
+from aliquot_api import modes
+from aliquot_api.names import (
+    CDI_KIND,
+    CONTAINER_LIBRARY,
+    CONTAINER_MPS_DIR,
+    CONTAINER_PRELOAD,
+    CONTAINER_SHARES_DIR,
+    HOST_MPS_MEMORY,
+)
 
 CDI_VERSION: Final = "0.5.0"
 LIBRARY: Final = "libaliquot.so"
@@ -37,6 +45,7 @@ class Edits(TypedDict):
     """Changes to a container."""
 
     mounts: list[Mount]
+    env: NotRequired[list[str]]
 
 
 class CdiDevice(TypedDict):
@@ -74,7 +83,7 @@ def claims_with_spec(directory: Path) -> set[str]:
     return {path.stem.removeprefix(FILE_PREFIX) for path in directory.glob(f"{FILE_PREFIX}*.json")}
 
 
-def build(claim: PreparedClaim, *, folder: str) -> Spec:
+def build(claim: PreparedClaim, *, folder: str, mps_dir: str) -> Spec:
     """The spec of a claim whose files are in `folder`: a device for each of its shares.
 
     A whole GPU goes without quota, ledger and library: its device brings the metadata file only.
@@ -85,11 +94,23 @@ def build(claim: PreparedClaim, *, folder: str) -> Spec:
         "devices": [
             {
                 "name": device_name(claim.uid, share.share),
-                "containerEdits": {"mounts": list(_mounts(claim, share, folder))},
+                "containerEdits": _edits(claim, share, folder, mps_dir=mps_dir),
             }
             for share in claim.shares
         ],
     }
+
+
+def _edits(claim: PreparedClaim, share: PreparedShare, folder: str, *, mps_dir: str) -> Edits:
+    edits: Edits = {"mounts": list(_mounts(claim, share, folder))}
+    if held.mode_of(share) == modes.MPS:
+        edits["env"] = mps.environment(share)
+        pipe = f"{mps_dir}/{share.gpu_uuid}/{mps.PIPE}"
+        edits["mounts"] += [
+            _mount(pipe, CONTAINER_MPS_DIR, "rw", "nosuid", "nodev", "noexec"),
+            _mount(HOST_MPS_MEMORY, "/dev/shm", "rw", "nosuid", "nodev", "noexec"),
+        ]
+    return edits
 
 
 def _mounts(claim: PreparedClaim, share: PreparedShare, host: str) -> Iterator[Mount]:

@@ -71,6 +71,13 @@ class PreparedShare:
     """What the DeviceClass says of processes above the share (config.OverQuota); empty: nothing."""
     claim_over_quota: str = ""
     """What the claim says; it can only be stricter."""
+    class_compute_policy: str = ""
+    """As above, of how cores are held (config.ComputePolicy)."""
+    claim_compute_policy: str = ""
+    priority: str = ""
+    """Who gets idle time first (config.Priority); empty: low."""
+    sharing: str = "shim"
+    """How the GPU is shared with the others (modes.Mode)."""
     limit_bytes: int | None = None
     """The quota in force after a resize; None: what the claim consumed."""
     grant_bytes: int = 0

@@ -6,6 +6,7 @@ Order of writes of Prepare. Whatever is killed in between, the next call goes on
   2. the claim's directory with a directory for each share (quota and ledger) and a metadata file for each
      request, complete by one rename; never made anew in this boot. It is on a tmpfs
   3. the CDI spec: from here on a container can start
+  4. the GPU is shared as the shares want it, by the keeper, who reads the checkpoint
   then the answer to kubelet. Nothing of it is synced to the disk: where power goes, the containers go too,
   kubelet asks again, and all of it is made from the claim.
 After a reboot no process of the old boot lives, so 2 is made anew, then 3 (/var/run/cdi is empty), and the
@@ -29,19 +30,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aliquot_agent import allocation, cdi, files, fit, resize, sharedir
+from aliquot_agent import allocation, cdi, files, fit, held, resize, sharedir
 from aliquot_agent.allocation import Result
 from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
-from aliquot_agent.devices import CORES, shareable_bytes
+from aliquot_agent.devices import shareable_bytes
 from aliquot_agent.errors import Refused
 from aliquot_agent.hardware import LeftOut
 from aliquot_agent.locks import Lock, Locks
 from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
 from aliquot_agent.reader import ClaimSource, Privileged, Reader, same
+from aliquot_agent.shares import prepared_share, refuse_several_of_mps
 from aliquot_agent.store import Store
-from aliquot_api.config import Sharing
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Claims:
         context_estimate_bytes: int,
         refused: Callable[[ClaimRef, Mapping[str, Any] | None, str], None] = lambda *_: None,
         privileged: Privileged = lambda *_: "",
+        await_ways: Callable[[Sequence[PreparedShare], float], None] = lambda *_: None,
         patience_s: float = _PATIENCE_S,
         step: files.Step = files.no_step,
     ) -> None:
@@ -116,6 +118,7 @@ class Claims:
         self._locks = locks
         self._context_estimate_bytes = context_estimate_bytes
         self._refused = refused
+        self._await_ways = await_ways
         self._patience_s = patience_s
         self._step = step
 
@@ -169,6 +172,7 @@ class Claims:
             assert entry is not None  # only then is there no claim
             base_ids = self._base_ids({share.device for share in entry.shares}, deadline=deadline)
         entry = self._store.ensure(entry, fresh=fresh)
+        self._await_ways(entry.shares, deadline)
         return tuple(self._answer(entry, share, base_ids[share.device]) for share in entry.shares)
 
     def unprepare(self, uid: str) -> None:
@@ -273,7 +277,18 @@ class Claims:
         for gpu in {result.device: gpus[result.device] for result in results}.values():
             if (left_out := self._gpus.not_ours(gpu)) is not None:
                 raise Refused(f"GPU {gpu.uuid} is not given to new claims: {left_out.message}")
-        shares = tuple(self._share(result, gpus) for result in results)
+        now = held.by_device(self._checkpoints.all())
+        shares = tuple(
+            prepared_share(
+                result,
+                gpu=gpus[result.device],
+                policy=self._gpus.policy_of(gpus[result.device]),
+                now=now.get(result.device),
+                context_estimate_bytes=self._context_estimate_bytes,
+            )
+            for result in results
+        )
+        refuse_several_of_mps(shares)
         if not all(share.whole for share in shares):
             self._reader.refuse_privileged(claim, deadline=deadline)
         entry = PreparedClaim(
@@ -312,12 +327,20 @@ class Claims:
                 continue
             if grown:
                 problem = "other claims' growth beyond what they consumed is being taken back; ask again"
-            released = [claim for claim in others if self.release_if_gone(claim)]
-            if not released:
+            if not self._release_one(others, deadline=deadline):
                 if time.monotonic() + _LONGEST_RETRY_S > deadline:
                     raise Refused(problem)
                 logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
                 time.sleep(_LONGEST_RETRY_S / 2)
+
+    def _release_one(self, others: Sequence[PreparedClaim], *, deadline: float) -> bool:
+        """Releases the first claim that is gone; whether there was one. Each is asked for at the server."""
+        for claim in others:
+            if self.release_if_gone(claim):
+                return True
+            if time.monotonic() > deadline:
+                return False
+        return False
 
     def _take_back(self, grown: Sequence[tuple[PreparedClaim, PreparedShare]]) -> bool:
         """Withdraws growth; whether any of it is free already, since no quota held it yet."""
@@ -326,32 +349,6 @@ class Claims:
             after = self.change_share(claim.uid, share.share, resize.withdrawn, wait=False)
             freed |= after is not None and after.grant_bytes < share.grant_bytes
         return freed
-
-    def _share(self, result: Result, gpus: Mapping[str, Gpu]) -> PreparedShare:
-        gpu = gpus[result.device]
-        whole = (
-            result.memory_bytes >= shareable_bytes(gpu, reserve_bytes=self._gpus.policy_of(gpu).reserve_bytes)
-            and result.cores_percent >= CORES
-        )
-        if result.sharing is Sharing.EXCLUSIVE and not whole:
-            raise Refused(
-                f"sharing: exclusive asks for all of device {result.device}, but the claim consumed "
-                f"{result.memory_bytes} bytes and {result.cores_percent} cores of it: ask for all of both"
-            )
-        return PreparedShare(
-            share=result.share,
-            request=result.request,
-            pool=result.pool,
-            device=result.device,
-            gpu_uuid=gpu.uuid,
-            whole=whole,
-            memory_bytes=result.memory_bytes,
-            cores_percent=result.cores_percent,
-            shares=result.shares,
-            context_estimate_bytes=self._context_estimate_bytes,
-            class_over_quota=str(result.class_over_quota or ""),
-            claim_over_quota=str(result.claim_over_quota or ""),
-        )
 
     def _base_ids(self, devices: set[str], *, deadline: float) -> dict[str, str]:
         """The vendor's CDI name of each device; raises Refused where its spec does not have it in time.

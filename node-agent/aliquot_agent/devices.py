@@ -13,8 +13,9 @@ from typing import Final, NotRequired, TypedDict
 
 from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
-from aliquot_api import quantity
-from aliquot_api.config import Sharing
+from aliquot_api import modes, quantity
+from aliquot_api.config import TimeSlice
+from aliquot_api.modes import Mode
 from aliquot_api.names import CAPACITY_CORES, CAPACITY_MEMORY, CAPACITY_SHARES
 
 CORES: Final = 100
@@ -115,7 +116,7 @@ def build(
         "attributes": _attributes(gpu, memory_bytes=nominal_bytes, sharing=policy.sharing, place=place),
         "capacity": capacities(memory_bytes, shares=policy.shares),
     }
-    if policy.sharing is Sharing.EXCLUSIVE:
+    if policy.sharing == modes.EXCLUSIVE:
         device["capacity"] = _indivisible(memory_bytes)
     if taint is not None:
         device["taints"] = [taint]
@@ -175,7 +176,7 @@ def _capacity(value: str, *, default: str, least: str, step: str) -> Capacity:
 
 
 def _attributes(
-    gpu: Gpu, *, memory_bytes: int, sharing: Sharing, place: PciPlace | None
+    gpu: Gpu, *, memory_bytes: int, sharing: Mode, place: PciPlace | None
 ) -> dict[str, Attribute]:
     cuda = gpu.cuda_driver_version
     major, minor = gpu.compute_capability
@@ -186,8 +187,8 @@ def _attributes(
         "architecture": gpu.architecture,
         "nvlinkClique": gpu.nvlink_clique,
         "fabricClusterUUID": gpu.fabric_cluster_uuid,
-        "sharing": sharing.value,
-        "timeSlice": "default",
+        "sharing": sharing.sharing,
+        "timeSlice": sharing.time_slice or TimeSlice.DEFAULT,
     }
     attributes: dict[str, Attribute] = {name: {"string": text[:_TEXT_LIMIT]} for name, text in texts.items()}
     attributes |= {

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks again and again at which GPUs the node has and which others hand out; says what is left out."""
+"""Looks again and again at which GPUs the node has and which others hand out; says what is left out.
+
+Every agent does: kubelet may ask the one that does not lead to prepare a claim.
+"""
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -29,7 +33,7 @@ class NeighbourApi(Protocol):
 
 
 class Discovery:
-    """The loop. `look` once before anything else, then `start`, then `stop`."""
+    """The loop. `start`, then `stop`; `look` at any time."""
 
     def __init__(
         self,
@@ -51,11 +55,12 @@ class Discovery:
         self._told: tuple[LeftOut, ...] = ()
         self._unreadable = ""
         self._loop = Loop(name="discovery", step=self._step, period_s=_PERIOD_BROKEN_S)
+        self._looking = threading.Lock()
         self._looked = 0
         self._plugins: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Begins; the first look comes in some seconds."""
+        """Begins to look."""
         self._loop.start()
 
     def stop(self) -> None:
@@ -78,9 +83,14 @@ class Discovery:
             self.tell()
 
     def look(self) -> None:
-        """Asks NVML and the neighbours once."""
-        changed = self._hardware.refresh()
-        changed = self._hardware.own(self._owners()) or changed
+        """Asks NVML and the neighbours once.
+
+        Whoever begins to lead must not publish before it knows the owners, so it waits for a look that is
+        under way, which waits for the server.
+        """
+        with self._looking:
+            changed = self._hardware.refresh()
+            changed = self._hardware.own(self._owners()) or changed
         if changed:
             self._changed()
         self.tell()

@@ -25,3 +25,7 @@ class ApiError(Exception):
 
 class NvmlError(Exception):
     """NVML refused or is missing."""
+
+
+class ToolFailed(Exception):
+    """A program of the driver's is missing, failed, or did not end."""

@@ -4,6 +4,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from aliquot_agent import held
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.devices import CORES
 from aliquot_api.quantity import MIB
@@ -43,9 +44,9 @@ def misfit(
 def first_misfit(
     rooms: Mapping[str, Room], *, wanted: Collection[PreparedShare], others: Collection[PreparedClaim]
 ) -> str | None:
-    """Why `wanted` does not fit on one of the devices in `rooms`; None when it does."""
+    """Why `wanted` does not fit on the devices in `rooms`, or not beside the others; None when it does."""
     found = (misfit(device, room=room, wanted=wanted, others=others) for device, room in rooms.items())
-    return next((problem for problem in found if problem is not None), None)
+    return next((problem for problem in found if problem is not None), None) or held.clash(wanted, others)
 
 
 def missing_bytes(

@@ -5,22 +5,24 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from aliquot_agent import devices
+from aliquot_agent import devices, held
 from aliquot_agent.devices import Attribute, Device, Taint
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Gpu, GpuProcess, Inventory, Nvml, Problem
 from aliquot_agent.order import Arranger
 from aliquot_agent.readiness import Readiness
+from aliquot_api.modes import Mode
 
 logger = logging.getLogger(__name__)
 
 READINESS: Final = "nvml"
 _NONE: Final[Mapping[str, int]] = {}
 _NO_TAINTS: Final[Mapping[str, Taint]] = {}
+_NO_MODES: Final[Mapping[str, Mode]] = {}
 
 
 class Cause(enum.StrEnum):
@@ -152,11 +154,13 @@ class Hardware:
         withheld_bytes: Mapping[str, int] = _NONE,
         taken_bytes: Mapping[str, int] = _NONE,
         taints: Mapping[str, Taint] = _NO_TAINTS,
+        ways: Mapping[str, Mode] = _NO_MODES,
     ) -> list[Device]:
         """The devices of our slice, in the order that node configuration asks for. All maps by device name.
 
         `most_bytes` caps devices that are held whole: what they show must not grow into room for others.
-        `withheld_bytes` is not there to be given, `taken_bytes` is what shares hold (it decides order only).
+        `withheld_bytes` is not there to be given, `taken_bytes` is what shares hold (it decides order only),
+        `ways` how the shares on a device were prepared.
         """
         built: dict[str, Device] = {}
         taken: dict[str, float] = {}
@@ -165,6 +169,7 @@ class Hardware:
             if self.not_ours(gpu) is not None:
                 continue
             policy = self.policy_of(gpu)
+            policy = replace(policy, sharing=held.of_gpu(policy, ways.get(device)))
             memory_bytes = devices.offered_bytes(
                 gpu,
                 policy=policy,

@@ -11,6 +11,7 @@ from typing import Final
 WITHIN_QUOTA: Final = "WithinQuota"
 SHIM_MISSING: Final = "ShimMissing"
 BOOKS_DIFFER: Final = "BooksDiffer"
+PACING_ESCAPED: Final = "PacingEscaped"
 LEDGER_DAMAGED: Final = "LedgerDamaged"
 RESIZED: Final = "Resized"
 

@@ -12,10 +12,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from aliquot_agent.attribution import Key
 from aliquot_agent.hardware import LeftOut
 from aliquot_agent.health import Condition
 from aliquot_agent.nvml import Gpu, Load
+from aliquot_agent.pacing import Paced
 from aliquot_agent.picture import Observation, Picture
+from aliquot_agent.region import COST_FACTOR_ONE
 from aliquot_api.names import METRICS_PREFIX
 
 _LABELS: Final = ("namespace", "pod", "container", "claim", "request", "gpu_uuid", "share")
@@ -50,6 +53,9 @@ class Sources:
     left_out: Callable[[], Sequence[LeftOut]]
     slice_writes: Callable[[], Mapping[str, int]]
     config_problem: Callable[[], str]
+    paced: Callable[[], Mapping[Key, Paced]] = dict
+    untold: Callable[[], frozenset[str]] = frozenset
+    """UUIDs of GPUs whose driver does not tell who uses them."""
 
 
 class AgentCollector(Collector):
@@ -62,6 +68,7 @@ class AgentCollector(Collector):
         """All families of shares and GPUs."""
         picture = self._from.picture()
         yield from self._share_families(picture)
+        yield from self._compute_families(picture)
         yield from self._gpu_families(picture)
         writes = _counter("slice_writes", "Writes of this node's ResourceSlice, by kind", ("verb",))
         for verb, count in self._from.slice_writes().items():
@@ -97,6 +104,42 @@ class AgentCollector(Collector):
                 actions.add_metric((*labels, action), count)
         yield from (limit, used, peak, drift, processes, denied, throttled, actions)
 
+    def _compute_families(self, picture: Picture) -> Iterator[Metric]:
+        families: tuple[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Paced], float]], ...] = (
+            (
+                _gauge("share_cores_percent", "GPU time that the share is held to; 0: it is not", _LABELS),
+                lambda paced: paced.reserved_millipercent / 1000,
+            ),
+            (
+                _gauge("share_cores_lent_percent", "GPU time lent to it on top", _LABELS),
+                lambda paced: paced.lent_millipercent / 1000,
+            ),
+            (
+                _gauge("share_cost_factor", "What the prices of its launches are multiplied with", _LABELS),
+                lambda paced: paced.factor_ppm / COST_FACTOR_ONE,
+            ),
+            (
+                _counter("share_gpu_used_seconds", "GPU time its processes had, by the driver", _LABELS),
+                lambda paced: paced.used_ns / 1e9,
+            ),
+            (
+                _counter("share_gpu_granted_seconds", "GPU time its launches drew, by its ledger", _LABELS),
+                lambda paced: paced.granted_ns / 1e9,
+            ),
+            (
+                _gauge("share_pacing_escaped", "1 while it uses far more than it may", _LABELS),
+                lambda paced: float(bool(paced.escape)),
+            ),
+        )
+        paced = self._from.paced()
+        for seen in picture.observations:
+            found = paced.get((seen.claim.uid, seen.share.share))
+            if found is not None:
+                labels = _labels(seen, self._from.users(seen))
+                for family, value in families:
+                    family.add_metric(labels, value(found))
+        yield from (family for family, _ in families)
+
     def _gpu_families(self, picture: Picture) -> Iterator[Metric]:
         allocated: dict[str, int] = {}
         shares: dict[str, int] = {}
@@ -130,6 +173,12 @@ class AgentCollector(Collector):
             ("gpu_utilization_percent", "Time in which kernels ran, by the driver", busy, None),
             ("gpu_shares", "Shares prepared on the GPU", shares, 0),
             ("gpu_healthy", "0 while the GPU is tainted", healthy, 1),
+            (
+                "gpu_use_by_process",
+                "0 where the driver does not tell who uses the GPU: no price is corrected",
+                dict.fromkeys(self._from.untold(), 0),
+                1,
+            ),
             (
                 "unaccounted_processes",
                 "Processes on a GPU that no ledger knows",

@@ -13,20 +13,20 @@ from aliquot_agent import documents
 from aliquot_agent.nodepolicy import (
     APPLICATION_XIDS,
     GpuOverride,
+    NamespacePolicy,
     NodeConfig,
     Order,
     Selector,
     Stated,
     TaintEffect,
 )
-from aliquot_api import quantity
-from aliquot_api.config import OverQuota, Sharing
+from aliquot_api import modes, quantity
+from aliquot_api.config import ComputePolicy, OverQuota, Sharing, TimeSlice
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 
 API_VERSION: Final = "aliquot.dev/v1alpha1"
 KIND: Final = "NodeConfig"
-_OFFERED: Final = (Sharing.SHIM, Sharing.EXCLUSIVE)
-"""Sharing modes that this agent can give; the others are refused until they are built."""
 _MOST_SHARES: Final = 1000
 _MOST_XIDS: Final = 1000
 
@@ -68,14 +68,13 @@ def _selector(entry: Mapping[str, object], *, path: str) -> Selector:
     return Selector(names=names, labels=labels)
 
 
-def _namespaces(value: object) -> dict[str, OverQuota]:
-    policies: dict[str, OverQuota] = {}
+def _namespaces(value: object) -> dict[str, NamespacePolicy]:
+    policies: dict[str, NamespacePolicy] = {}
     for name, entry in _mapping(value, path="namespaces").items():
         path = f"namespaces[{name}]"
         body = _mapping(entry, path=path)
-        _known(body, ("overQuota",), path=path)
-        if "overQuota" in body:
-            policies[name] = _over_quota(body["overQuota"], f"{path}.overQuota")
+        _known(body, tuple(_NAMESPACE_FIELDS), path=path)
+        policies[name] = NamespacePolicy(**_read(body, _NAMESPACE_FIELDS, path=path))
     return policies
 
 
@@ -121,14 +120,18 @@ def _over_quota(value: object, path: str) -> OverQuota:
     return OverQuota(_choice(value, path, tuple(OverQuota)))
 
 
-def _sharing(value: object, path: str) -> Sharing:
-    if value in (Sharing.TIMESLICE, Sharing.MPS):
-        raise InvalidInput(field=path, value=value, fix="not offered yet; want shim or exclusive")
+def _sharing(value: object, path: str) -> Mode:
     if value is False:
         raise InvalidInput(
             field=path, value="off", fix="want exclusive (one tenant at a time), or publish: false (not ours)"
         )
-    return Sharing(_choice(value, path, _OFFERED))
+    mode = modes.parse(_choice(value, path, modes.WORDS), field=path)
+    return Mode(mode.sharing, TimeSlice.DEFAULT) if mode == Mode(Sharing.TIMESLICE) else mode
+
+
+def _compute_policy(value: object, path: str) -> ComputePolicy:
+    word = "off" if value is False else value  # YAML 1.1 takes off for false
+    return ComputePolicy(_choice(word, path, tuple(ComputePolicy)))
 
 
 def _choice(value: object, path: str, allowed: Sequence[str]) -> str:
@@ -179,8 +182,13 @@ _GPU_FIELDS: Final[_Table] = {
 _NODE_FIELDS: Final[_Table] = {
     "order": ("order", lambda value, path: Order(_choice(value, path, tuple(Order)))),
     "overQuota": ("policy", _over_quota),
+    "computePolicy": ("compute", _compute_policy),
     "tolerance": ("tolerance_bytes", _bytes),
     "respectBudgets": ("respect_budgets", _boolean),
+}
+_NAMESPACE_FIELDS: Final[_Table] = {
+    "overQuota": ("over_quota", _over_quota),
+    "computePolicy": ("compute", _compute_policy),
 }
 _HEALTH_FIELDS: Final[_Table] = {
     "effect": ("effect", lambda value, path: TaintEffect(_choice(value, path, tuple(TaintEffect)))),

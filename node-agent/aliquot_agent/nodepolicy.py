@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from aliquot_api.config import OverQuota, Sharing
+from aliquot_api import modes
+from aliquot_api.config import ComputePolicy, OverQuota
+from aliquot_api.modes import Mode
 from aliquot_api.quantity import MIB
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
@@ -41,7 +43,7 @@ class GpuPolicy:
     """Memory that is never handed out."""
     shares: int = 16
     """Most tenants."""
-    sharing: Sharing = Sharing.SHIM
+    sharing: Mode = modes.SHIM
     """`exclusive`: one tenant at a time, who gets all of it, without the shim."""
     publish: bool = True
     """False: not ours; the GPU is left to others."""
@@ -79,6 +81,17 @@ class GpuOverride:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespacePolicy:
+    """What is decided about the tenants of one namespace; None: what counts for the node."""
+
+    over_quota: OverQuota | None = None
+    compute: ComputePolicy | None = None
+
+
+_NOTHING: Final = NamespacePolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class NodePolicy:
     """All that is decided for one node."""
 
@@ -86,13 +99,15 @@ class NodePolicy:
     order: Order = Order.AS_FOUND
     policy: OverQuota = OverQuota.KILL
     """What happens to a process above its share, where neither class nor namespace says otherwise."""
+    compute: ComputePolicy = ComputePolicy.FAIR
+    """How cores are held, likewise."""
     tolerance_bytes: int = 64 * MIB
     respect_budgets: bool = True
     """Whether an eviction for too much memory waits for the pod's disruption budget."""
     health: HealthPolicy = HealthPolicy()
     resize: ResizePolicy = ResizePolicy()
     gpus: tuple[GpuOverride, ...] = ()
-    namespaces: Mapping[str, OverQuota] = field(default_factory=dict)
+    namespaces: Mapping[str, NamespacePolicy] = field(default_factory=dict)
 
     def gpu(self, *, uuid: str, index: int) -> GpuPolicy:
         """What counts for one GPU: the last entry that speaks about it, before the node's own values."""
@@ -104,7 +119,11 @@ class NodePolicy:
 
     def over_quota(self, namespace: str) -> OverQuota:
         """The policy of a namespace, else the node's."""
-        return self.namespaces.get(namespace, self.policy)
+        return self.namespaces.get(namespace, _NOTHING).over_quota or self.policy
+
+    def compute_policy(self, namespace: str) -> ComputePolicy:
+        """How the cores of a namespace's shares are held, else the node's way."""
+        return self.namespaces.get(namespace, _NOTHING).compute or self.compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +132,7 @@ class NodeConfig:
 
     defaults: "Stated"
     nodes: tuple[tuple["Selector", "Stated"], ...]
-    namespaces: Mapping[str, OverQuota]
+    namespaces: Mapping[str, NamespacePolicy]
 
     def resolve(self, *, node: str, labels: Mapping[str, str], base: NodePolicy = NodePolicy()) -> NodePolicy:
         """The policy of a node; `base` counts where the document says nothing."""

@@ -9,13 +9,15 @@ from typing import Final
 
 from aliquot_agent import lending, region
 from aliquot_agent.attribution import Key
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.correction import Correction, Escape
 from aliquot_agent.demand import Demand
 from aliquot_agent.lending import Seat
+from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.nvml import Use
 from aliquot_agent.region import Pacing
 from aliquot_agent.sharedir import ShareFiles
-from aliquot_api.config import ComputePolicy, Priority
+from aliquot_api.config import ComputePolicy, Priority, Sharing, stricter
 
 _SECOND_NS: Final = 1_000_000_000
 LOAN_NS: Final = 150_000_000
@@ -54,6 +56,31 @@ class Paced:
     factor_ppm: int
     escape: str = ""
     """How it uses more than it may have; empty: it does not."""
+
+
+def paced_share(claim: PreparedClaim, share: PreparedShare, *, path: Path, node: NodePolicy) -> PacedShare:
+    """How a prepared share's cores are to be held."""
+    return PacedShare(
+        key=(claim.uid, share.share),
+        path=path,
+        gpu_uuid=share.gpu_uuid,
+        reserved_millipercent=share.cores_percent * 1000,
+        policy=policy_of(share, node=node, namespace=claim.namespace),
+        priority=Priority(share.priority) if share.priority else Priority.LOW,
+    )
+
+
+def policy_of(share: PreparedShare, *, node: NodePolicy, namespace: str) -> ComputePolicy:
+    """A share's policy: its class's, else its namespace's, else the node's; a claim makes it stricter.
+
+    Where the driver divides the GPU, by time or by SMs, nothing is paced.
+    """
+    if share.sharing != Sharing.SHIM:
+        return ComputePolicy.OFF
+    base, wish = share.class_compute_policy, share.claim_compute_policy
+    return stricter(
+        ComputePolicy(base) if base else node.compute_policy(namespace), ComputePolicy(wish) if wish else None
+    )
 
 
 class SharedGpu:

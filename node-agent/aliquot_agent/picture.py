@@ -25,6 +25,8 @@ class Observation:
     warned: int = 0
     killed: int = 0
     evicted: int = 0
+    host_pids: tuple[int, ...] = ()
+    """Its processes on the GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,10 @@ class Pods:
         """The pods that wish a limit."""
         return tuple(pod for pod in self._pods.values() if pod.memory_limit is not None)
 
+    def privileged_ones(self) -> tuple[Pod, ...]:
+        """The pods with a privileged container."""
+        return tuple(pod for pod in self._pods.values() if pod.privileged)
+
     def replace(self, pods: Iterable[Object]) -> None:
         """Takes a list as all there is."""
         found = (digest(pod) for pod in pods)

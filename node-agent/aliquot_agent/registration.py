@@ -31,7 +31,10 @@ VERSIONS: Final = ("v1.DRAPlugin", *healthservice.VERSIONS)
 """Kubelet takes the first protocol that it knows, and health where it is among them."""
 _LONGEST_SOCKET: Final = 107
 """Bytes of a unix socket's path, without the terminator."""
-_CALLS: Final = 32
+_CALLS: Final = 256
+"""More than a node has pods: each call may wait 30 s, and the Unprepare that ends it must get through.
+
+Threads are made when they are needed."""
 _GRACE_S: Final = 5.0
 _PROBE_S: Final = 1.0
 

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from aliquot_agent import devices, fit, outside, processes, registration
+from aliquot_agent import devices, fit, held, outside, processes, registration
 from aliquot_agent.basespecs import BaseSpecs
 from aliquot_agent.checkpoint import Checkpoints
 from aliquot_agent.claims import ClaimRef, Claims
 from aliquot_agent.configwatch import ConfigWatch
+from aliquot_agent.cores import Cores
 from aliquot_agent.devices import Device
 from aliquot_agent.discovery import Discovery
 from aliquot_agent.enforce import Enforcer
@@ -28,6 +29,8 @@ from aliquot_agent.hardware import Hardware
 from aliquot_agent.health import Condition
 from aliquot_agent.healthservice import DeviceHealth, HealthService
 from aliquot_agent.healthwatch import HealthWatch
+from aliquot_agent.intruders import Intruders
+from aliquot_agent.kept import Ways
 from aliquot_agent.kube import Kube
 from aliquot_agent.library import Library
 from aliquot_agent.locks import Leadership, Locks
@@ -102,6 +105,7 @@ class Agent:
         self._store = Store(
             claims_dir=settings.claims_dir,
             old_claims_dir=settings.old_claims_dir,
+            mps_dir=settings.mps_dir,
             cdi_dir=settings.cdi_dir,
             checkpoints=checkpoints,
             library=library,
@@ -125,6 +129,7 @@ class Agent:
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
             privileged=self._pods.privileged,
+            await_ways=Ways(directory=settings.sharing_dir).await_all,
         )
         self._health = HealthWatch(
             gpus=self._hardware,
@@ -153,6 +158,7 @@ class Agent:
             policy=self._config.policy,
             changed=self._publisher.poke,
             mounted=lambda pid: processes.mounted_shares(pid, claims=(claims_on, old_claims_on)),
+            escape=lambda key: self._cores.escape(key),  # noqa: PLW0108  # made below
             has_library=lambda pid: processes.has_library(pid, disk=library_on),
         )
         self._grower = Grower(
@@ -166,6 +172,20 @@ class Agent:
             room=self._room,
             publish=self._publisher.poke,
             settle_s=settings.settle_s,
+        )
+        self._cores = Cores(
+            claims=self._claims,
+            policy=self._config.policy,
+            hardware=self._hardware,
+            picture=self._watcher.picture,
+            events=self._events,
+        )
+        self._intruders = Intruders(
+            api=kube,
+            pods=self._pods,
+            claims=self._claims.prepared,
+            policy=self._config.policy,
+            events=self._events,
         )
         reporter = Reporter(
             api=kube,
@@ -207,7 +227,7 @@ class Agent:
         )
         self._leadership = Leadership(directory=settings.plugin_dir)
         self._leader = Loop(name="leader", step=self._try_to_lead, period_s=_TAKE_OVER_S)
-        self._always: tuple[Part, ...] = (self._events, pages, servers, self._leader)
+        self._always: tuple[Part, ...] = (self._events, pages, self._discovery, servers, self._leader)
         """Of every agent, in order: claims are there before kubelet's calls can come."""
         self._led: tuple[Part, ...] = (
             self._config,
@@ -215,11 +235,12 @@ class Agent:
             self._pods,
             executioner,
             enforcer,
+            self._intruders,
             self._watcher,
+            self._cores,
             self._grower,
             reporter,
             reconciler,
-            self._discovery,
             self._publisher,
         )
         """Of the leader."""
@@ -245,16 +266,27 @@ class Agent:
         self._ended.put(None)
 
     def stop(self) -> None:
-        """Ends every thread and removes both sockets, within seconds. Running pods notice nothing."""
-        stops: list[Callable[[], None]] = [self._leader.stop]  # it starts others
-        stops += [part.stop for part in reversed(self._started) if part is not self._leader]
-        stops += [self._hardware.close, self._leadership.give_up]
-        for stop in stops:
+        """Ends every thread and removes both sockets, within seconds. Running pods notice nothing.
+
+        All parts at once: each may wait for the server's answer to its last question.
+        """
+        self._stop_all([self._leader.stop])  # it starts others
+        self._stop_all([part.stop for part in self._started if part is not self._leader])
+        self._stop_all([self._hardware.close, self._leadership.give_up])
+
+    def _stop_all(self, stops: Sequence[Callable[[], None]]) -> None:
+        def end(stop: Callable[[], None]) -> None:
             try:
                 stop()
             except Exception as error:  # the others must still stop
                 logger.exception("a part does not stop")
                 self.failed = self.failed or f"a part does not stop: {error!r}"
+
+        threads = [threading.Thread(target=end, args=(stop,), name="stop") for stop in stops]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _begin(self, part: Part) -> None:
         self._started.append(part)
@@ -280,6 +312,7 @@ class Agent:
 
     def _pods_changed(self) -> None:
         self._grower.poke()
+        self._intruders.poke()
 
     def _devices(self) -> list[Device]:
         claims = self._claims.prepared()
@@ -293,6 +326,7 @@ class Agent:
             ),
             taken_bytes=fit.taken(claims),
             taints=self._health.taints(),
+            ways=held.by_device(claims),
         )
 
     def _room(self, device: str) -> int | None:
@@ -325,6 +359,8 @@ class Agent:
             left_out=self._hardware.left_out,
             slice_writes=self._publisher.counts,
             config_problem=lambda: self._config.problem,
+            paced=self._cores.paced,
+            untold=self._cores.untold,
         )
 
     def _loads(self) -> dict[str, Load]:

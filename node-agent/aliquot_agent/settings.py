@@ -41,6 +41,10 @@ class Settings:
     """Share directories, best on a tmpfs; the same path on the host, CDI specs name it."""
     library: Path
     """libaliquot.so that goes into the tenants' containers."""
+    smi: str
+    """nvidia-smi, or a program with its command line: makes the settings of a whole GPU."""
+    mps_control: str
+    """nvidia-cuda-mps-control, or a program with its commands."""
     reserve_bytes: int
     """Memory per GPU that is never handed out, where node configuration does not say."""
     shares_per_gpu: int
@@ -77,6 +81,16 @@ class Settings:
         return self.state_dir / "claims"
 
     @property
+    def sharing_dir(self) -> Path:
+        """What the keeper of sharing says of each GPU."""
+        return self.plugin_dir / "sharing"
+
+    @property
+    def mps_dir(self) -> Path:
+        """Directories of MPS daemons, one per GPU UUID."""
+        return self.run_dir / "mps"
+
+    @property
     def checkpoint_dir(self) -> Path:
         """One file per prepared claim."""
         return self.plugin_dir / "claims"
@@ -105,6 +119,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         state_dir=given.state_dir,
         run_dir=given.run_dir,
         library=given.library,
+        smi=given.smi,
+        mps_control=given.mps_control,
         reserve_bytes=_size(given.reserve, field="--reserve"),
         shares_per_gpu=given.shares,
         health_calm_s=given.health_calm_s,
@@ -153,6 +169,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--state-dir", Path(names.HOST_STATE_DIR), "the library, on the host's disk", Path)
     add("--run-dir", Path(names.HOST_RUN_DIR), "share directories, on the host's tmpfs", Path)
     add("--library", Path("/opt/aliquot/libaliquot.so"), "the library for tenants", Path)
+    add("--smi", "nvidia-smi", "the driver's tool for time slices and compute mode")
+    add("--mps-control", "nvidia-cuda-mps-control", "control program of MPS")
     add("--reserve", "0Mi", "memory per GPU that is never handed out, by default")
     add("--shares", 16, "most tenants per GPU, by default", int)
     add("--outside-quiet-s", 60.0, "how long memory held outside shares must be free to be offered", float)

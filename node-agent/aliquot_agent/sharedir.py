@@ -21,6 +21,7 @@ from typing import Final
 from aliquot_agent import processes, region
 from aliquot_agent.checkpoint import Growth, PreparedShare
 from aliquot_agent.files import Step, no_step
+from aliquot_api.config import Sharing
 
 QUOTA: Final = "quota"
 LEDGER: Final = "ledger"
@@ -34,9 +35,9 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, len, pid."""
 
 
-_STILL: Final = (
 _PACING: Final = tuple(each.name for each in fields(region.Pacing))
 """Words of the quota that `compute` writes, and nobody else once a share is made."""
+_STILL: Final = (
     slice(0, region.QuotaLayout.cores_millipercent.offset),
     slice(region.QuotaLayout.context_estimate_bytes.offset, region.QuotaLayout.epoch.offset),
     slice(region.QuotaLayout.reserved1.offset, region.QUOTA_SIZE),
@@ -49,7 +50,7 @@ def quota_of(share: PreparedShare) -> region.Quota:
     return region.Quota(
         gpu_uuid=share.gpu_uuid,
         memory_limit_bytes=share.limit,
-        cores_millipercent=share.cores_percent * 1000,
+        cores_millipercent=share.cores_percent * 1000 if share.sharing == Sharing.SHIM else 0,
         context_estimate_bytes=share.context_estimate_bytes,
     )
 

@@ -32,6 +32,7 @@ class Store:
         *,
         claims_dir: Path,
         old_claims_dir: Path,
+        mps_dir: Path,
         cdi_dir: Path,
         checkpoints: Checkpoints,
         library: Library,
@@ -41,6 +42,7 @@ class Store:
     ) -> None:
         self._claims_dir = claims_dir
         self._old_claims_dir = old_claims_dir
+        self._mps_dir = str(mps_dir)
         self._cdi_dir = cdi_dir
         self._checkpoints = checkpoints
         self._library = library
@@ -135,7 +137,7 @@ class Store:
         else:
             self._make(folder, entry)
         path = cdi.spec_path(self._cdi_dir, entry.uid)
-        spec = cdi.encode(cdi.build(entry, folder=folder))
+        spec = cdi.encode(cdi.build(entry, folder=folder, mps_dir=self._mps_dir))
         if fresh or not _holds(path, spec):
             files.write_atomic(path, spec, step=self._step)
         if rebooted:

@@ -22,7 +22,7 @@ from aliquot_agent.claims import Claims
 from aliquot_agent.enforce import Record
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import Hardware
-from aliquot_agent.marks import BOOKS_DIFFER, SHIM_MISSING, WITHIN_QUOTA
+from aliquot_agent.marks import BOOKS_DIFFER, PACING_ESCAPED, SHIM_MISSING, WITHIN_QUOTA
 from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.nvml import GpuProcess
 from aliquot_agent.outside import Outside
@@ -96,6 +96,7 @@ class Watcher:
         changed: Callable[[], None],
         mounted: Callable[[int], frozenset[str]],
         has_library: Callable[[int], bool],
+        escape: Callable[[Key], str] = lambda _: "",
         places: Callable[[int], Sequence[Place]] = processes.places,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,6 +109,7 @@ class Watcher:
         self._changed = changed
         self._places = places
         self._monotonic_s = monotonic_s
+        self._escape = escape
         self._owners = Owners(mounted=mounted, pods=pods)
         self._identities: dict[tuple[int, int], Identity] = {}
         self._has_library = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start, _epoch: has_library(pid))
@@ -330,6 +332,8 @@ class Watcher:
         watched.land(used_bytes=max(usage.used_bytes, found.measured_bytes))
         if told:
             self._judge_share(look, watched, found, now_s)
+        if escape := self._escape((look.claim.uid, share.share)):
+            watched.marks.fault(PACING_ESCAPED, "MoreThanItsCores", escape, now_s=now_s)
         watched.peak_bytes = max(watched.peak_bytes, usage.peak_bytes)
         usage = replace(usage, limit_bytes=watched.limit_bytes, peak_bytes=watched.peak_bytes)
         return Observation(
@@ -343,6 +347,7 @@ class Watcher:
             warned=record.warned,
             killed=record.killed,
             evicted=record.evicted,
+            host_pids=tuple(holder.host_pid for holder in look.holders),
         )
 
     def _judge_share(self, look: _Look, watched: WatchedShare, found: Books, now_s: float) -> None:

@@ -18,7 +18,7 @@
 #include "schedule_layout.h"
 
 #define SIM_MAGIC    0x314d495351494c41ULL /* "ALIQSIM1" */
-#define SIM_LAYOUT   4U
+#define SIM_LAYOUT   5U
 #define SIM_GPUS     16U
 #define SIM_SLOTS    2048U /* slot 0 stands for nobody */
 #define SIM_GROUPS   512U  /* group 0 stands for none */
@@ -48,6 +48,8 @@ struct sim_faults {
   _Atomic uint64_t ecc_ever;
   _Atomic uint32_t last_xid;
   _Atomic uint32_t needs_reset; /* after an XID that only a reset ends */
+  _Atomic uint32_t slow_us;     /* how much longer each call of the driver takes */
+  _Atomic uint64_t oom;         /* how many more requests for memory are refused */
 };
 
 struct sim_gpu {

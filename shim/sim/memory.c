@@ -65,13 +65,29 @@ static bool reclaim(uint32_t gpu) {
   return graph_memory_reclaim(gpu) || from_pools || from_frees;
 }
 
+/* `aliquot-sim inject oom`: so many more requests are refused. */
+static bool fault_refuses(uint32_t gpu) {
+  _Atomic uint64_t *left = &driver.books.node.state->gpu[gpu].faults.oom;
+  uint64_t seen = atomic_load_explicit(left, memory_order_relaxed);
+  while (seen > 0 && !atomic_compare_exchange_weak(left, &seen, seen - 1)) {
+  }
+  return seen > 0;
+}
+
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
+  if (fault_refuses(gpu)) {
+    return false;
+  }
   return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
 }
 
 bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
+  uint32_t gpu = shared_about(&driver.books, shared)->gpu;
+  if (fault_refuses(gpu)) {
+    return false;
+  }
   return shared_set(&driver.books, shared, bytes) ||
-         (reclaim(shared_about(&driver.books, shared)->gpu) && shared_set(&driver.books, shared, bytes));
+         (reclaim(gpu) && shared_set(&driver.books, shared, bytes));
 }
 
 static CUresult allocate(CUcontext context, size_t size, bool low, struct space_block **taken) {

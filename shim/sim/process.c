@@ -27,12 +27,28 @@ static bool in_forked_child(void) {
 static bool held;
 static pthread_cond_t no_longer_held = PTHREAD_COND_INITIALIZER;
 
+/* `aliquot-sim inject slow`: the slowest GPU of the process sets the pace. Without the lock. */
+static void be_slow(void) {
+  uint32_t us = 0;
+  for (unsigned i = 0; i < driver.devices; i++) {
+    const struct sim_faults *faults = &driver.books.node.state->gpu[driver.gpu[i]].faults;
+    uint32_t other = atomic_load_explicit(&faults->slow_us, memory_order_relaxed);
+    us = other > us ? other : us;
+  }
+  if (us > 0) {
+    nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = (long)(us % 1000000) * 1000}, NULL);
+  }
+}
+
 static CUresult enter(bool although_held) {
   if (in_forked_child()) {
     return CUDA_ERROR_NOT_INITIALIZED;
   }
   if (work_in_callback()) {
     return CUDA_ERROR_NOT_PERMITTED;
+  }
+  if (phase == READY) {
+    be_slow();
   }
   pthread_mutex_lock(&lock);
   while (held && !although_held) {

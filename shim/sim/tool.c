@@ -24,6 +24,8 @@ static const char usage[] =
     "  inject ecc --gpu G [--count N]       uncorrected memory errors\n"
     "  inject throttle --gpu G [--off]      too hot: clocks are low\n"
     "  inject lost --gpu G                  fallen off the bus\n"
+    "  inject oom --gpu G [--count N|--off] the next N requests for memory (default: all) are refused\n"
+    "  inject slow --gpu G --us N|--off     each call of the driver takes so much longer\n"
     "  inject recover --gpu G               all of that is over\n"
     "  inject hold --gpu G --memory SIZE    be a process that holds SIZE bytes (16Gi, 512Mi) until it is "
     "killed\n"
@@ -174,6 +176,9 @@ static bool take_fault_option(struct tool_options *options, const char *name, co
   }
   if (strcmp(name, "--count") == 0) {
     return take_number(name, value, 1000000, &options->count);
+  }
+  if (strcmp(name, "--us") == 0) {
+    return take_number(name, value, 10000000, &options->us);
   }
   if (strcmp(name, "--memory") == 0) {
     return take_size(name, value, &options->memory);

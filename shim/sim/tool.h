@@ -30,6 +30,7 @@ struct tool_options {
   const char *gpu_name; /* inject: an index or a UUID */
   uint32_t code;
   uint64_t count;
+  uint64_t us;
   uint64_t memory;
   bool off;
 };

@@ -39,10 +39,11 @@ static void print_gpus(const struct node *node) {
            (unsigned long long)gpu->context_bytes, (unsigned long long)value.used,
            (unsigned long long)value.peak);
     printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %u, "
-           "\"busy_ns\": %llu}",
+           "\"oom\": %s, \"slow_us\": %u, \"busy_ns\": %llu}",
            atomic_load(&gpu->faults.lost) ? "true" : "false",
            atomic_load(&gpu->faults.throttled) ? "true" : "false",
            (unsigned long long)atomic_load(&gpu->faults.ecc), atomic_load(&gpu->faults.last_xid),
+           atomic_load(&gpu->faults.oom) ? "true" : "false", atomic_load(&gpu->faults.slow_us),
            (unsigned long long)atomic_load(&node->state->schedule[i].busy_ever));
   }
 }

@@ -105,6 +105,22 @@ static int inject_lost(struct node *node, int gpu, const struct tool_options *op
   return 0;
 }
 
+/* Without --count until --off. */
+static int inject_oom(struct node *node, int gpu, const struct tool_options *options) {
+  uint64_t count = options->count ? options->count : UINT64_MAX;
+  atomic_store(&node->state->gpu[gpu].faults.oom, options->off ? 0 : count);
+  return 0;
+}
+
+static int inject_slow(struct node *node, int gpu, const struct tool_options *options) {
+  if (options->us == 0 && !options->off) {
+    fprintf(stderr, "aliquot-sim: inject slow needs --us with a number from 1 to 10000000, or --off\n");
+    return 2;
+  }
+  atomic_store(&node->state->gpu[gpu].faults.slow_us, options->off ? 0 : (uint32_t)options->us);
+  return 0;
+}
+
 /* As a reset of the GPU does it: what ever happened stays on record. */
 static int inject_recover(struct node *node, int gpu, const struct tool_options *options) {
   struct sim_faults *faults = &node->state->gpu[gpu].faults;
@@ -113,6 +129,8 @@ static int inject_recover(struct node *node, int gpu, const struct tool_options 
   atomic_store(&faults->ecc, 0);
   atomic_store(&faults->last_xid, 0);
   atomic_store(&faults->needs_reset, 0);
+  atomic_store(&faults->oom, 0);
+  atomic_store(&faults->slow_us, 0);
   if (atomic_exchange(&faults->throttled, 0) != 0) {
     happen(node, gpu, CLOCK, 0);
   }
@@ -152,8 +170,9 @@ int tool_inject(const struct tool_options *options) {
   static const struct {
     const char *name;
     int (*run)(struct node *node, int gpu, const struct tool_options *options);
-  } faults[] = {{"xid", inject_xid},   {"ecc", inject_ecc},         {"throttle", inject_throttle},
-                {"lost", inject_lost}, {"recover", inject_recover}, {"hold", inject_hold}};
+  } faults[] = {{"xid", inject_xid},         {"ecc", inject_ecc},  {"throttle", inject_throttle},
+                {"lost", inject_lost},       {"oom", inject_oom},  {"slow", inject_slow},
+                {"recover", inject_recover}, {"hold", inject_hold}};
   struct node node;
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
     if (options->what && strcmp(options->what, faults[i].name) == 0) {
@@ -161,7 +180,7 @@ int tool_inject(const struct tool_options *options) {
       return gpu < 0 ? 1 : faults[i].run(&node, gpu, options);
     }
   }
-  fprintf(stderr, "aliquot-sim: inject %s: there are xid, ecc, throttle, lost, recover, hold\n",
+  fprintf(stderr, "aliquot-sim: inject %s: there are xid, ecc, throttle, lost, oom, slow, recover, hold\n",
           options->what ? options->what : "");
   return 2;
 }

@@ -29,6 +29,8 @@ typedef struct CUarray_st *CUarray;
 typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef struct CUevent_st *CUevent;
 typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUlaunchAttribute_st CUlaunchAttribute;
 typedef struct CUlib_st *CUlibrary;
 typedef struct CUgraphExecUpdateResultInfo_st CUgraphExecUpdateResultInfo;
 typedef struct CUstreamCigCaptureParams_st CUstreamCigCaptureParams;
@@ -66,6 +68,7 @@ enum {
   CUDA_ERROR_INVALID_DEVICE = 101,
   CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
   CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_NOT_PERMITTED = 800,
   CUDA_ERROR_NOT_SUPPORTED = 801,
 };
@@ -171,6 +174,24 @@ typedef struct {
   CUarray_format Format;
   unsigned int NumChannels, Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
+
+typedef struct {
+  unsigned int gridDimX, gridDimY, gridDimZ;
+  unsigned int blockDimX, blockDimY, blockDimZ;
+  unsigned int sharedMemBytes;
+  CUstream hStream;
+  CUlaunchAttribute *attrs;
+  unsigned int numAttrs;
+} CUlaunchConfig;
+
+typedef struct {
+  CUfunction function;
+  unsigned int gridDimX, gridDimY, gridDimZ;
+  unsigned int blockDimX, blockDimY, blockDimZ;
+  unsigned int sharedMemBytes;
+  CUstream hStream;
+  void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
 
 typedef struct {
   size_t size, alignment;

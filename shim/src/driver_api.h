@@ -102,6 +102,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags);
 CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventRecord_ptsz(CUevent event, CUstream stream);
 CUresult cuEventQuery(CUevent event);
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
 CUresult cuEventDestroy_v2(CUevent event);
 
 /* virtual memory management */
@@ -180,6 +181,29 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph);
 CUresult cuStreamEndCaptureToCig(CUstream stream);
 CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream);
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                        CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                             unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                             unsigned int block_z, unsigned int shared, CUstream stream, void **parameters,
+                             void **extra);
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                               void **extra);
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared, CUstream stream,
+                                   void **parameters);
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                        unsigned int block_z, unsigned int shared, CUstream stream,
+                                        void **parameters);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
+                                              unsigned int flags);
+CUresult cuLaunch(CUfunction function);
+CUresult cuLaunchGrid(CUfunction function, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                 size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params);
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);

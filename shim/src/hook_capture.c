@@ -15,16 +15,28 @@ AQ_RARE static bool asked_is_captured(CUstream stream, bool per_thread) {
   return ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+bool aq_captures_run(void) {
+  return __atomic_load_n(&captures, __ATOMIC_ACQUIRE) > 0;
+}
+
 bool aq_is_captured(CUstream stream, bool per_thread) {
-  return __atomic_load_n(&captures, __ATOMIC_ACQUIRE) > 0 && asked_is_captured(stream, per_thread);
+  return aq_captures_run() && asked_is_captured(stream, per_thread);
+}
+
+static struct aq_own_calls relax(bool needed) {
+  struct aq_own_calls calls = {false, CU_STREAM_CAPTURE_MODE_RELAXED};
+  aq_depth++;
+  if (needed && AQ_REAL(cuThreadExchangeStreamCaptureMode))
+    calls.relaxed = AQ_REAL(cuThreadExchangeStreamCaptureMode)(&calls.mode) == CUDA_SUCCESS;
+  return calls;
 }
 
 struct aq_own_calls aq_own_calls_begin(void) {
-  struct aq_own_calls calls = {false, CU_STREAM_CAPTURE_MODE_RELAXED};
-  aq_depth++;
-  if (__atomic_load_n(&captures, __ATOMIC_ACQUIRE) > 0 && AQ_REAL(cuThreadExchangeStreamCaptureMode))
-    calls.relaxed = AQ_REAL(cuThreadExchangeStreamCaptureMode)(&calls.mode) == CUDA_SUCCESS;
-  return calls;
+  return relax(aq_captures_run());
+}
+
+struct aq_own_calls aq_unsafe_calls_begin(void) {
+  return relax(true);
 }
 
 void aq_own_calls_end(const struct aq_own_calls *calls) {

@@ -8,6 +8,7 @@
 #include "books.h"
 #include "hooks.h"
 #include "image.h"
+#include "prices.h"
 #include "state.h"
 
 struct load {
@@ -132,6 +133,7 @@ static bool taken_out(const void *handle, struct aq_freed *freed) {
 }
 
 static CUresult unloaded(CUresult result, const struct aq_freed *freed) {
+  aq_prices_doubt(); /* its functions' handles may be used again */
   if (result == CUDA_SUCCESS)
     aq_code_cancel(&aq_shares[freed->record.share], freed->record.bytes);
   else

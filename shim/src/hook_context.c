@@ -7,6 +7,7 @@
 #include "hooks.h"
 #include "leaving.h"
 #include "pools.h"
+#include "probes.h"
 #include "state.h"
 
 /* The share that is to pay for a context on `dev`. */
@@ -69,6 +70,7 @@ static CUresult end_primary(__typeof__(cuDevicePrimaryCtxRelease) *real, CUdevic
   struct aq_share *share = aq_depth == 0 ? aq_device_share(dev) : NULL;
   if (!share || !AQ_REAL(cuDevicePrimaryCtxGetState))
     return real(dev);
+  aq_probes_drop(aq_primary_context(dev));
   struct aq_leaving *leaving = aq_leaving_take(aq_primary_context(dev));
   CUresult result = real(dev);
   aq_leaving_end(leaving, result == CUDA_SUCCESS && settle_primary(dev, share));
@@ -193,6 +195,7 @@ static struct parting leave(CUcontext context) {
   if (!parting.share)
     return parting;
   parting.name = aq_context_rename(parting.share, context);
+  aq_probes_drop(context);
   parting.leaving = aq_leaving_take(context);
   return parting;
 }
@@ -334,6 +337,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx context) {
   if (aq_depth > 0 || !aq_contexts_remove_green(context, &device))
     return AQ_REAL(cuGreenCtxDestroy)(context);
   struct aq_share *share = aq_device_share(device);
+  aq_probes_drop(NULL); /* some may be of its own context */
   struct aq_leaving *leaving = aq_leaving_take(aq_primary_context(device));
   CUresult result = AQ_REAL(cuGreenCtxDestroy)(context);
   if (result != CUDA_SUCCESS)

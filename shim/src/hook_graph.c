@@ -15,6 +15,7 @@
 #include "hooks.h"
 #include "pools.h"
 #include "state.h"
+#include "turn.h"
 
 #define PAGE (2ULL << 20)
 
@@ -188,6 +189,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 
 static CUresult updated(CUresult result, CUgraphExec exec, CUgraph graph) {
   struct needs needs;
+  aq_turns_doubt_graph(exec);
   if (result != CUDA_SUCCESS || !concerns_us())
     return result;
   result = needs_of(graph, &needs);
@@ -217,6 +219,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
   for (CUdevice device = 0; concerns_us() && aq_device_exists(device); device++)
     if (aq_free_begin(AQ_EXEC, key_of(exec, device), &freed))
       taken[count++] = freed.record;
+  aq_turns_doubt_graph(exec);
   CUresult result = AQ_REAL(cuGraphExecDestroy)(exec);
   for (size_t i = 0; i < count && result != CUDA_SUCCESS; i++)
     aq_note(&taken[i]);
@@ -244,14 +247,11 @@ static CUresult begin(struct run *run, CUgraphExec exec) {
     if (!aq_records_find(AQ_EXEC, key_of(exec, device), &record))
       continue;
     struct aq_pool *pool = aq_pool_of_graphs(device);
-    bool resident = pool && record.number == aq_pool_trims(pool);
-    CUresult result = !pool ? CUDA_ERROR_NOT_PERMITTED
-                      : !aq_pool_enter(pool, resident ? 0 : record.bytes, &run->asks[run->count])
-                          ? CUDA_ERROR_OUT_OF_MEMORY
-                          : CUDA_SUCCESS;
-    if (result != CUDA_SUCCESS) {
+    struct aq_pool_ask *ask = &run->asks[run->count];
+    bool fits = pool && (aq_pool_rely(pool, record.number, ask) || aq_pool_enter(pool, record.bytes, ask));
+    if (!fits) {
       cancel(run);
-      return result;
+      return pool ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_NOT_PERMITTED;
     }
     run->count++;
   }
@@ -294,12 +294,22 @@ CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
   return run(AQ_REAL(cuGraphUpload_ptsz), exec, stream, true);
 }
 
+/* Costs what the whole graph was measured to take. */
+static CUresult launch(__typeof__(cuGraphLaunch) *real, CUgraphExec exec, CUstream stream, bool per_thread) {
+  struct aq_turn turn;
+  const struct aq_launch graph = {.function = exec};
+  if (aq_turns_are_off() || !exec)
+    return run(real, exec, stream, per_thread);
+  aq_turn_begin(&turn, &graph, stream, per_thread);
+  return aq_turn_end(&turn, stream, run(real, exec, stream, per_thread));
+}
+
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-  return run(AQ_REAL(cuGraphLaunch), exec, stream, false);
+  return launch(AQ_REAL(cuGraphLaunch), exec, stream, false);
 }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-  return run(AQ_REAL(cuGraphLaunch_ptsz), exec, stream, true);
+  return launch(AQ_REAL(cuGraphLaunch_ptsz), exec, stream, true);
 }
 
 /* CU_GRAPH_INSTANTIATE_FLAG_UPLOAD: uploads at once, with what that takes. */

@@ -7,6 +7,8 @@
  * to 150 MiB per level of synchronising grids, and no number for pending launches; both are
  * measured in the end.
  */
+#include <pthread.h>
+
 #include "books.h"
 #include "hooks.h"
 #include "state.h"
@@ -51,7 +53,14 @@ static uint64_t cost(uint64_t unit, uint64_t value, uint64_t first) {
   return (bytes + PAGE - 1) & ~(PAGE - 1);
 }
 
-/* The record of a limit; made at its first change, with the value that it had. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
+static uint64_t changes;                                  /* sets that the driver has answered */
+
+static uint64_t changes_now(void) {
+  return __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
+}
+
+/* Under the mutex: the record of a limit; made at its first change, with the value that it had. */
 static bool find(const struct aq_here *here, CUlimit limit, size_t first, struct aq_record *record) {
   uint64_t key = ((uint64_t)(uintptr_t)here->context << 4) + (unsigned)limit;
   if (aq_records_find(AQ_LIMIT, key, record))
@@ -64,40 +73,81 @@ static bool find(const struct aq_here *here, CUlimit limit, size_t first, struct
   return aq_note(record);
 }
 
-/* The driver has set it: what it has made of the value is what is charged. */
-static CUresult settle(struct aq_charge *charge, const struct aq_record *record, uint64_t bytes,
-                       CUlimit limit, size_t before) {
-  if (bytes > record->bytes) {
-    if (!aq_reserve_exactly(charge, bytes - record->bytes)) {
-      AQ_REAL(cuCtxSetLimit)(limit, before);
-      aq_cancel(charge);
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    aq_charge_into(charge, AQ_LIMIT, record->key);
-  } else {
-    aq_cancel(charge);
-    aq_give_from(charge->share, AQ_LIMIT, record->key, record->bytes - bytes);
+/* Under the mutex: the record's bytes become `bytes`, at first from what was announced. False: the driver
+ * made more of it than was announced, and there is no room for that. */
+static bool enter(struct aq_charge *announced, uint64_t key, uint64_t bytes, bool alone) {
+  struct aq_record record;
+  struct aq_charge part = *announced;
+  struct aq_charge more;
+  if (!aq_records_find(AQ_LIMIT, key, &record)) /* its context has ended */
+    return true;
+  if (bytes <= record.bytes) {
+    aq_give_from(announced->share, AQ_LIMIT, key, record.bytes - bytes);
+    return true;
   }
-  return CUDA_SUCCESS;
+  uint64_t grown = bytes - record.bytes;
+  part.bytes = grown < announced->bytes ? grown : announced->bytes;
+  if (grown > part.bytes) {
+    if (!alone) /* the others' announcements stand until they have settled */
+      aq_force(announced->share, grown - part.bytes, &more);
+    else if (!aq_reserve_at_once(announced->share, grown - part.bytes, &more))
+      return false;
+    aq_charge_into(&more, AQ_LIMIT, key);
+  }
+  announced->bytes -= part.bytes;
+  aq_charge_into(&part, AQ_LIMIT, key);
+  return true;
+}
+
+/* Enters what the driver has made of `value`. A reading counts only if no set has ended meanwhile: those of
+ * other threads may come in any order. */
+static bool settle(struct aq_charge *announced, const struct aq_record *record, uint64_t unit, CUlimit limit,
+                   size_t value, uint64_t begun) {
+  bool fits = true;
+  for (bool current = false; !current;) {
+    size_t now = value;
+    uint64_t seen = changes_now();
+    if (AQ_REAL(cuCtxGetLimit)(&now, limit) != CUDA_SUCCESS)
+      now = value;
+    pthread_mutex_lock(&mutex);
+    current = seen == changes_now();
+    if (current)
+      fits = enter(announced, record->key, cost(unit, now, record->number), seen == begun + 1);
+    pthread_mutex_unlock(&mutex);
+  }
+  aq_cancel(announced);
+  announced->bytes = 0;
+  return fits;
+}
+
+static CUresult ask_driver(CUlimit limit, size_t value) {
+  CUresult result = AQ_REAL(cuCtxSetLimit)(limit, value);
+  __atomic_add_fetch(&changes, 1, __ATOMIC_SEQ_CST);
+  return result;
 }
 
 static CUresult set(const struct aq_here *here, CUlimit limit, size_t value, size_t before, uint64_t unit) {
   struct aq_record record;
   struct aq_charge charge;
-  size_t now = value;
-  if (!find(here, limit, before, &record))
+  uint64_t begun = changes_now();
+  pthread_mutex_lock(&mutex);
+  bool found = find(here, limit, before, &record);
+  pthread_mutex_unlock(&mutex);
+  if (!found)
     return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t wanted = cost(unit, value, record.number);
   if (!aq_reserve(here->share, wanted > record.bytes ? wanted - record.bytes : 0, &charge))
     return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = AQ_REAL(cuCtxSetLimit)(limit, value);
+  CUresult result = ask_driver(limit, value);
   if (result != CUDA_SUCCESS) {
     aq_cancel(&charge);
     return result;
   }
-  if (AQ_REAL(cuCtxGetLimit)(&now, limit) != CUDA_SUCCESS)
-    now = value;
-  return settle(&charge, &record, cost(unit, now, record.number), limit, before);
+  if (settle(&charge, &record, unit, limit, value, begun))
+    return CUDA_SUCCESS;
+  ask_driver(limit, before);
+  settle(&charge, &record, unit, limit, before, UINT64_MAX);
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static bool takes_no_memory(CUlimit limit) {

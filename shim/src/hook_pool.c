@@ -8,10 +8,9 @@
 #include "hooks.h"
 #include "leaving.h"
 #include "pools.h"
+#include "probes.h"
 #include "state.h"
-
-/* Legacy default stream, per-thread default stream: handles, not pointers. */
-#define STREAM_HANDLES 2
+#include "streams.h"
 
 /* How one ABI allocates. */
 struct way {
@@ -26,31 +25,6 @@ static CUresult ask_driver(const struct way *way, CUdeviceptr *dptr, size_t byte
   return way->from ? way->from(dptr, bytes, way->pool, way->stream) : way->current(dptr, bytes, way->stream);
 }
 
-/* The context is made current for a moment: the first ABI of cuCtxGetDevice knows no other. */
-static CUresult device_of_context(CUcontext context, CUdevice *device) {
-  CUcontext popped;
-  if (!AQ_REAL(cuCtxPushCurrent_v2) || !AQ_REAL(cuCtxPopCurrent_v2) || !AQ_REAL(cuCtxGetDevice))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  CUresult result = AQ_REAL(cuCtxPushCurrent_v2)(context);
-  if (result != CUDA_SUCCESS)
-    return result;
-  result = AQ_REAL(cuCtxGetDevice)(device);
-  AQ_REAL(cuCtxPopCurrent_v2)(&popped);
-  return result;
-}
-
-AQ_RARE static CUresult device_of_stream(CUstream stream, CUdevice *device) {
-  CUcontext context = NULL;
-  if ((uintptr_t)stream <= STREAM_HANDLES)
-    return AQ_REAL(cuCtxGetDevice) ? AQ_REAL(cuCtxGetDevice)(device) : CUDA_ERROR_NOT_SUPPORTED;
-  if (AQ_REAL(cuStreamGetDevice))
-    return AQ_REAL(cuStreamGetDevice)(stream, device);
-  if (!AQ_REAL(cuStreamGetCtx))
-    return CUDA_ERROR_NOT_SUPPORTED;
-  CUresult result = AQ_REAL(cuStreamGetCtx)(stream, &context);
-  return result == CUDA_SUCCESS ? device_of_context(context, device) : result;
-}
-
 /* The pool that pays. NULL without an error: nobody does, or the driver has an error of its own. */
 static CUresult find_pool(const struct way *way, struct aq_pool **pool) {
   CUdevice device = aq_sole_device();
@@ -60,7 +34,7 @@ static CUresult find_pool(const struct way *way, struct aq_pool **pool) {
     return CUDA_SUCCESS;
   if (device < 0) {
     struct aq_own_calls calls = aq_own_calls_begin();
-    CUresult result = device_of_stream(way->stream, &device);
+    CUresult result = aq_stream_device(way->stream, &device);
     aq_own_calls_end(&calls);
     if (result != CUDA_SUCCESS)
       return CUDA_SUCCESS;

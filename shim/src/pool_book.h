@@ -19,6 +19,7 @@ struct aq_pool {
   struct aq_share *share; /* NULL: nobody pays */
   CUdevice device;        /* of graph memory */
   uint32_t trims;
+  unsigned relying; /* launches under way that announced nothing: what is charged stays charged */
   enum aq_pool_kind kind;
   bool step_is_known; /* the pool has been seen not to grow by less */
   uint64_t used;      /* live sizes, and those being asked for */

@@ -74,6 +74,9 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
   if (reserved < pool->charged) {
     if (aq_pool_kind_of(pool) == GRAPH_POOL) /* the driver has made room: what was resident may not be */
       __atomic_add_fetch(&pool->trims, 1, __ATOMIC_SEQ_CST);
+    /* It may be taken again: the last one lowers it. */
+    if (__atomic_load_n(&pool->relying, __ATOMIC_SEQ_CST) > 0)
+      return true;
     aq_give_from(pool->share, AQ_RESERVE, pool->number, pool->charged - reserved);
   } else if (reserved > pool->charged) {
     uint64_t grown = reserved - pool->charged;
@@ -221,6 +224,21 @@ bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask
   return false;
 }
 
+/* Announced first, looked at afterwards: either we see the trim, or whoever lowers the charge sees us. */
+bool aq_pool_rely(struct aq_pool *pool, uint32_t trims, struct aq_pool_ask *ask) {
+  *ask = (struct aq_pool_ask){.pool = pool, .relies = true};
+  __atomic_add_fetch(&pool->relying, 1, __ATOMIC_SEQ_CST);
+  if (aq_pool_trims(pool) == trims)
+    return true;
+  __atomic_sub_fetch(&pool->relying, 1, __ATOMIC_SEQ_CST);
+  return false;
+}
+
+static void rely_no_more(const struct aq_pool_ask *ask) {
+  if (ask->relies)
+    __atomic_sub_fetch(&ask->pool->relying, 1, __ATOMIC_SEQ_CST);
+}
+
 static struct aq_charge announced_by(const struct aq_pool_ask *ask) {
   return (struct aq_charge){ask->pool->share, ask->generation, ask->reserved};
 }
@@ -228,7 +246,10 @@ static struct aq_charge announced_by(const struct aq_pool_ask *ask) {
 void aq_pool_cancel(const struct aq_pool_ask *ask) {
   struct aq_charge charge = announced_by(ask);
   forget_use(ask);
+  rely_no_more(ask);
   aq_overdraft_give(ask->pool->share, ask->right);
+  if (ask->relies)
+    aq_pool_refresh(ask->pool);
   if (!charge.bytes)
     return;
   lock(ask->pool);
@@ -263,6 +284,7 @@ AQ_RARE static bool settle_growth(const struct aq_pool_ask *ask) {
 }
 
 bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
+  rely_no_more(ask);
   if (!stands_still(ask) && !settle_growth(ask)) {
     aq_count_refusal(ask->pool->share);
     return false;

@@ -38,7 +38,7 @@ struct aq_pool *aq_pool_of_graphs(CUdevice device);
 CUdevice aq_pool_device(const struct aq_pool *pool);
 /* How often it was trimmed: then nothing of a graph is resident any more. */
 uint32_t aq_pool_trims(const struct aq_pool *pool);
-/* It was, by the program. */
+/* It was trimmed, by the program. */
 void aq_pool_trimmed(struct aq_pool *pool);
 
 /* An allocation of `bytes` is about to be asked for: room for what the pool may grow by. False:
@@ -49,8 +49,12 @@ struct aq_pool_ask {
   uint64_t generation;
   uint64_t reserved;
   uint64_t right; /* to pass the limit; 0: not needed */
+  bool relies;    /* on what is charged already */
 };
 bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask);
+/* What was resident after so many trims is about to be launched again, which needs no more. False: it is not
+ * resident any more, or may not be. */
+bool aq_pool_rely(struct aq_pool *pool, uint32_t trims, struct aq_pool_ask *ask);
 /* The driver refused. */
 AQ_RARE void aq_pool_cancel(const struct aq_pool_ask *ask);
 /* The driver gave `pointer` (0: nothing to remember). False: the pool outgrew the share, or there

@@ -19,6 +19,7 @@
 #include "pools.h"
 #include "records.h"
 #include "slot.h"
+#include "turn.h"
 #include "vmm.h"
 
 struct aq_share aq_shares[AQ_MAX_SHARES];
@@ -53,6 +54,7 @@ static void after_fork_in_child(void) {
   aq_pools_reset();
   aq_captures_reset();
   aq_leaving_reset();
+  aq_turns_reset();
   aq_vmm_reset();
   aq_graphs_reset();
   aq_nvml_share_reset_in_child();

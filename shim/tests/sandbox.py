@@ -81,6 +81,20 @@ class Sandbox:
             timeout=TIMEOUT_S,
         )
 
+    def inject(self, fault: str, *options: str) -> None:
+        """`aliquot-sim inject FAULT` on the first GPU."""
+        command = [
+            str(SIM / "aliquot-sim"),
+            "inject",
+            fault,
+            "--root",
+            str(self.node),
+            "--gpu",
+            "0",
+            *options,
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+
     def books(self) -> Books:
         """The simulated driver's own books."""
         done = subprocess.run(

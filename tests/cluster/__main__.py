@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .binaries import DEFAULT_KUBERNETES, cache_dir, ensure, say
+from .binaries import DEFAULT_KUBERNETES, cache_dir, ensure, helm, say
 from .cluster import Cluster
 from .lifecycle import clusters, release, sweep
 from .spec import Layout, state_root
@@ -105,6 +105,12 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _helm(arguments: argparse.Namespace) -> int:
+    del arguments
+    print(helm())
+    return 0
+
+
 def _fault(arguments: argparse.Namespace) -> int:
     method = getattr(Cluster.attach(arguments.name), arguments.command.replace("-", "_"))
     method(arguments.target)
@@ -134,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--node-disk-bytes", type=int, help="gives each node's /var/lib a disk of that size")
     up.add_argument("--artifacts", type=Path, help="a folder for the logs, if the cluster does not come up")
     build = command("build", _build, "find or build the programs a cluster needs", named=False)
+    command("helm", _helm, "find or build Helm, and print where it is", named=False)
     for versioned in (up, build):
         versioned.add_argument(
             "--kubernetes", default=DEFAULT_KUBERNETES, help=f"the version (default: {DEFAULT_KUBERNETES})"

@@ -135,6 +135,14 @@ OTHERS = (
     ),
 )
 
+HELM = Component(
+    name="helm",
+    module="helm.sh/helm/v4",
+    programs=("helm",),
+    build_s=270,
+    version_argv=("helm", "version", "--short"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
@@ -155,14 +163,22 @@ def cache_dir() -> Path:
 
 def ensure(kubernetes_minor: str = DEFAULT_KUBERNETES) -> Binaries:
     """Find or build everything a cluster of that Kubernetes version needs."""
-    components = (kubernetes(kubernetes_minor), *OTHERS)
+    return Binaries(*_folders(kubernetes(kubernetes_minor), *OTHERS))
+
+
+def helm() -> Path:
+    """Find or build Helm; no cluster needs it, what is installed on one may."""
+    [folder] = _folders(HELM)
+    return folder / "helm"
+
+
+def _folders(*components: Component) -> list[Path]:
     folders = [find_installed(component) or _cached(component) for component in components]
     missing = [c for c, folder in zip(components, folders, strict=True) if folder is None]
     if missing:
         names, minutes = ", ".join(c.name for c in missing), sum(c.build_s for c in missing) / 60
         say(f"building {names} from source, once; this takes about {minutes:.0f} minutes on two cores")
-    found = [folder or _build(c) for c, folder in zip(components, folders, strict=True)]
-    return Binaries(*found)
+    return [folder or _build(c) for c, folder in zip(components, folders, strict=True)]
 
 
 def _cached(component: Component) -> Path | None:
@@ -181,7 +197,7 @@ def find_installed(component: Component) -> Path | None:
         if not all(os.access(folder / program, os.X_OK) for program in component.programs):
             continue
         program, *arguments = component.version_argv
-        if re.search(rf"\b{re.escape(wanted)}\.\d", run(folder / program, *arguments)):
+        if re.search(rf"(?<![\d.]){re.escape(wanted)}\.\d", run(folder / program, *arguments)):
             return folder
     return None
 

@@ -10,7 +10,7 @@ from aliquot_api import names
 from tests.cluster.cluster import Cluster
 from tests.cluster.collect import collect
 from tests.system.images import BUILD
-from tests.system.installation import NAMESPACE, TEST_ENVIRONMENT, Installation, gates, kubernetes_version
+from tests.system.installation import NAMESPACE, TEST_VALUES, Installation, gates, kubernetes_version
 from tests.system.workloads import Tenant
 
 
@@ -29,7 +29,7 @@ def bed() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def aliquot(bed: Cluster) -> Installation:
     """Aliquot on the cluster; the node has one simulated L4."""
-    installation = Installation(bed, environment=TEST_ENVIRONMENT)
+    installation = Installation(bed, values=TEST_VALUES)
     if "ALIQUOT_TEST_ATTACH" not in os.environ or not bed.list("pods", NAMESPACE):
         installation.install()
     try:

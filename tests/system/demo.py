@@ -15,14 +15,14 @@ from tests.cluster.collect import collect
 from tests.cluster.system import TestbedError
 from tests.system.images import BUILD, CLIENT
 from tests.system.installation import (
-    MANIFESTS,
     NAMESPACE,
-    TEST_ENVIRONMENT,
+    TEST_VALUES,
     Installation,
     gates,
     kubernetes_version,
 )
 from tests.system.workloads import MIB, Tenant, gpu_pod
+from tests.testkit.chart import CHART
 
 NAME: Final = "demo"
 LIMIT_MIB: Final = 8000
@@ -49,7 +49,7 @@ def main() -> int:
 
 def tell_story(bed: Cluster) -> None:
     chapter("Install Aliquot, and a simulated L4 on the node")
-    aliquot = Installation(bed, environment=TEST_ENVIRONMENT)
+    aliquot = Installation(bed, values=TEST_VALUES)
     aliquot.install()
     aliquot.wait_ready()
     show(bed, "get", "pods", "-n", NAMESPACE)
@@ -140,7 +140,7 @@ Look around (one pod, team-a/playground, is running):
   kubectl exec -n {NAMESPACE} daemonset/aliquot-sim -- /opt/aliquot-sim/aliquot-sim books
   kubectl apply -f my-pod.yaml -n team-a                # image {CLIENT}
 
-It was installed with: kubectl apply -k {MANIFESTS.relative_to(BUILD.parent)}
+It was installed with: helm install aliquot {CHART.relative_to(BUILD.parent)} --set simulatedGpu.enabled=true
 Remove it all with: make demo-down""")
 
 

@@ -1,46 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aliquot installed on a cluster of the test bed: what the README's manifests do, and a look inside."""
+"""Aliquot installed on a cluster of the test bed by its chart, and a look inside."""
 
 import json
 import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-
-import yaml
 
 from aliquot_api import names
 from tests.cluster.api import Object
 from tests.cluster.binaries import DEFAULT_KUBERNETES
 from tests.cluster.cluster import Cluster
 from tests.cluster.system import TestbedError
-from tests.system.images import ARCHIVES, ROOT
+from tests.system.images import ARCHIVES
+from tests.testkit.chart import NAMESPACE, Release, Values, merged
 
-NAMESPACE: Final = "aliquot-system"
-MANIFESTS: Final = ROOT / "deploy/simulated"
-WEBHOOK_CONFIGURATION: Final = "aliquot-webhook"
+__all__ = ["NAMESPACE", "SIMULATED", "TEST_VALUES", "Installation", "gates", "kubernetes_version"]
 
-Environment = Mapping[str, Mapping[str, str]]
-"""Container name -> variables."""
-
-TEST_ENVIRONMENT: Final[Environment] = {
+TEST_VALUES: Final[Values] = {
     "agent": {
-        "ALIQUOT_REPORT_INTERVAL_S": "1",
-        "ALIQUOT_HEALTH_CALM_S": "3",
-        "ALIQUOT_SETTLE_S": "2",
-        "ALIQUOT_OUTSIDE_QUIET_S": "3",
+        "settings": {"reportIntervalS": 1, "healthCalmS": 3, "settleS": 2, "outsideQuietS": 3},
     },
-    "controller": {"ALIQUOT_COLLECT_INTERVAL_S": "1", "ALIQUOT_STALE_AFTER_S": "60"},
-    "webhook": {
-        "ALIQUOT_TEMPLATE_GRACE_S": "6",
-        "ALIQUOT_API_REQUEST_LIMIT_S": "2",
-        "ALIQUOT_CLOCK_SKEW_S": "1",
-    },
+    "controller": {"settings": {"collectIntervalS": 1, "staleAfterS": 60}},
+    "webhook": {"settings": {"templateGraceS": 6, "apiRequestLimitS": 2, "clockSkewS": 1}},
 }
 """Intervals that a test can wait for."""
+SIMULATED: Final[Values] = {
+    "images": {"tag": "dev", "pullPolicy": "Never"},
+    "simulatedGpu": {"enabled": True},
+}
+"""Images of this tree, on nodes with one simulated L4 each."""
 
 
 def kubernetes_version() -> str:
@@ -53,35 +44,26 @@ def gates() -> dict[str, bool]:
 
 
 class Installation:
-    """Aliquot on `bed`, from `deploy/simulated`, in images built from this tree."""
+    """Aliquot on `bed`, a release of the chart, in images built from this tree."""
 
-    def __init__(self, bed: Cluster, *, environment: Environment | None = None) -> None:
+    def __init__(self, bed: Cluster, *, values: Values | None = None) -> None:
         self.bed = bed
-        self._environment = environment or {}
+        self.values = merged(SIMULATED, values or {})
+        self.release = Release(environment=bed.environment())
 
     def install(self) -> None:
-        """Loads the images and applies the manifests; does not wait."""
+        """Loads the images and installs the chart; does not wait."""
+        self.load_images()
+        self.release.install(self.values)
+
+    def load_images(self) -> None:
+        """Gives every node the images."""
         for archive in ARCHIVES:  # one by one: the base that they share is unpacked once
             self.bed.load_image(archive)
-        self.bed.apply(self.manifests())
-
-    def manifests(self) -> list[Object]:
-        """What `kubectl kustomize deploy/simulated` prints, plus our environment variables."""
-        rendered = list(yaml.safe_load_all(self.bed.kubectl("kustomize", str(MANIFESTS))))
-        for manifest in rendered:
-            for container in _containers(manifest):
-                extra = self._environment.get(container["name"], {})
-                kept = [entry for entry in container.get("env", []) if entry["name"] not in extra]
-                container["env"] = [*kept, *({"name": name, "value": value} for name, value in extra.items())]
-        return rendered
 
     def wait_ready(self, *, timeout_s: float = 60) -> None:
         """Waits until every pod of ours is Ready and each node's GPUs are published."""
         self.bed.wait_for(self._is_ready, what="Aliquot to be ready", timeout_s=timeout_s)
-
-    def uninstall(self) -> None:
-        """Deletes what the manifests made; admission first, so that nothing is refused meanwhile."""
-        self.bed.kubectl("delete", "-k", str(MANIFESTS), "--wait=true", timeout_s=120)
 
     def pod_of(self, component: str, *, node: str | None = None) -> Object:
         """The running pod of aliquot-webhook, aliquot-agent or aliquot-sim (on `node`)."""
@@ -170,16 +152,11 @@ class Installation:
         return found
 
     def _is_ready(self) -> bool:
-        pods = self.bed.list("pods", NAMESPACE)
+        pods = self.bed.list("pods", NAMESPACE, labels="app.kubernetes.io/name!=aliquot-hooks")
         # Two webhooks and two controllers; agent and simulator on each node.
         wanted = 4 + 2 * len(self.bed.nodes)
         ready = [pod for pod in pods if _is_true(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]]
         return len(ready) == len(pods) >= wanted and all(self.devices(node) for node in self.bed.nodes)
-
-
-def _containers(manifest: Object) -> list[Object]:
-    spec = manifest.get("spec", {}).get("template", {}).get("spec", {})
-    return list(spec.get("containers", []))
 
 
 def _is_true(of: Object, condition: str) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Webhook and controller as processes of this machine, with the permissions that the manifests give them.
+"""Webhook and controller as processes of this machine, with the permissions that the chart gives them.
 
-Everything of deploy/manifests is applied but the Deployments and the agent; the Service leads to the
+Everything of the chart is applied but the workloads; the Service leads to the
 processes by an EndpointSlice of ours. No image has to be built, and a test can kill and restart what it
 likes.
 """
@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +21,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from tests.cluster import ApiError, Cluster
+from tests.testkit.chart import NAMESPACE, render
 
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
-NAMESPACE = "aliquot-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:aliquot-webhook"
 CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 STOP_S = 30
@@ -61,25 +60,24 @@ class Installation:
         self._ports: dict[str, int] = {}
         self.listed: set[str] = set()
         self.host = _address_towards(cluster.server)
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self.manifests = [
-            each
-            for name in ("budgets.yaml", "webhook.yaml", "deviceclass.yaml")
-            for each in yaml.safe_load_all((MANIFESTS / name).read_text())
-            if each["kind"] != "Deployment"
+            namespace,
+            *(each for each in render() if each["kind"] not in ("Deployment", "DaemonSet")),
         ]
         for each in self.manifests:
             if each["kind"] == "Service":
                 del each["spec"]["selector"]
                 each["spec"]["ports"] = [{"name": "https", "port": 443, "protocol": "TCP"}]
 
-    def install(self, **settings: object) -> None:
+    def install(self, settings: Mapping[str, object] | None = None) -> None:
         """Apply the manifests, start both processes (the webhook with `settings`), wait until the
         configuration can be used."""
         self.cluster.apply(self.manifests)
         for account in ("webhook", "controller"):
             self._kubeconfig(account)
         self.start("controller")
-        self.start("webhook", **settings)
+        self.start("webhook", settings=settings)
         self.wait_ready()
 
     def remove(self) -> None:
@@ -87,13 +85,20 @@ class Installation:
         for name in list(self._processes):
             self.stop(name)
 
-    def start(self, name: str, *, listed: bool = True, **settings: object) -> None:
-        """Start a process; `listed`: the API server may call it at once."""
+    def start(
+        self,
+        name: str,
+        *,
+        listed: bool = True,
+        settings: Mapping[str, object] | None = None,
+        **more: object,
+    ) -> None:
+        """Start a process with these settings; `listed`: the API server may call it at once."""
         kind = name.partition("-")[0]
         port = self._ports[name] = _free_port(self.host)
         command = [sys.executable, "-m", f"aliquot_{kind}", "--host", self.host, "--port", str(port)]
         command += ["--kubeconfig", str(self._folder / f"{kind}.kubeconfig")]
-        own = {key.replace("_", "-"): value for key, value in settings.items()}
+        own = {key.replace("_", "-"): value for key, value in {**(settings or {}), **more}.items()}
         known = {key: value for key, value in self._settings.items() if key in QUICK[kind]}
         for key, value in (QUICK[kind] | known | own).items():
             command += [f"--{key}", str(value)]

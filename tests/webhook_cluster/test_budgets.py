@@ -3,13 +3,14 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.cluster import ApiError, Cluster
-from tests.webhook_cluster.installation import MANIFESTS, Installation, container, pod, refusal
+from tests.webhook_cluster.installation import Installation, container, pod, refusal
 from tests.webhook_cluster.test_admission import wait_allocated
 from tests.webhook_cluster.test_claims import annotate, ask, claim, pod_with, template
 
@@ -145,7 +146,7 @@ def test_whole_cards_count_as_the_largest_and_a_bad_budget_is_no_budget(
 
 
 def test_the_documented_budget_is_one(cluster: Cluster, plain_namespace: str) -> None:
-    page = (MANIFESTS.parents[1] / "docs" / "budgets.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "budgets.md").read_text()
     documented = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     documented["metadata"]["namespace"] = plain_namespace
     cluster.api.create(documented)

@@ -8,31 +8,31 @@ from typing import Any
 import yaml
 
 from tests.cluster import Cluster, pki
-from tests.webhook_cluster.installation import MANIFESTS, NAMESPACE, Installation, container, pod
+from tests.testkit.chart import render
+from tests.webhook_cluster.installation import Installation, container, pod
 
-PAGE = MANIFESTS.parents[1] / "docs" / "webhook.md"
-SERVICE = f"aliquot-webhook.{NAMESPACE}.svc"
+PAGE = Path(__file__).parents[2] / "docs" / "webhook.md"
 
 
-def documented(kind: str) -> dict[str, Any]:
-    """The page's example of this kind."""
+def documented(key: str, value: str = "") -> dict[str, Any]:
+    """The page's example that has this key (with this value)."""
     for block in PAGE.read_text().split("```yaml\n")[1:]:
         found: dict[str, Any] = yaml.safe_load(block.split("```")[0])
-        if found["kind"] == kind:
+        if found.get(key) == value or (not value and key in found):
             return found
-    raise AssertionError(f"no {kind} in {PAGE}")
+    raise AssertionError(f"no {key} {value} in {PAGE}")
 
 
 def test_only_an_api_server_with_its_certificate_is_answered(tmp_path: Path) -> None:
     clients = tmp_path / "clients"
     pki.create(clients, [pki.Identity(file=who, user=who) for who in ("kube-apiserver", "stranger")])
-    kubeconfig = documented("Config")
+    kubeconfig = documented("kind", "Config")
     kubeconfig["users"][0]["user"] = {
         "client-certificate": str(clients / "kube-apiserver.crt"),
         "client-key": str(clients / "kube-apiserver.key"),
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
-    admission = documented("AdmissionConfiguration")
+    admission = documented("kind", "AdmissionConfiguration")
     for plugin in admission["plugins"]:
         plugin["configuration"]["kubeConfigFile"] = str(tmp_path / "kubeconfig")
     (tmp_path / "admission.yaml").write_text(yaml.safe_dump(admission))
@@ -42,7 +42,7 @@ def test_only_an_api_server_with_its_certificate_is_answered(tmp_path: Path) -> 
     with Cluster.up(name="webhook-clients", nodes=1, api_server_flags=flags) as cluster:
         installation = Installation(cluster, tmp_path)
         try:
-            installation.install(**given)
+            installation.install(given)
             cluster.apply(
                 {
                     "apiVersion": "v1",
@@ -67,8 +67,28 @@ def _post(installation: Installation, client: Path | None = None) -> str:
     return subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=30).stdout
 
 
-def test_the_documented_network_policy_is_one(cluster: Cluster, installation: Installation) -> None:
-    """The test bed enforces none; the server reads it at least, and it is for our pods and port."""
-    policy = cluster.api.create(documented("NetworkPolicy"), dry_run=True)
-    assert policy["spec"]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "aliquot-webhook"}
-    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == {"https"}
+def test_the_documented_values_say_who_may_call(cluster: Cluster, installation: Installation) -> None:
+    """The test bed enforces no network policies; the server reads them at least."""
+    asked = documented("networkPolicy")
+    (policy,) = [
+        each
+        for each in render({**asked, **documented("webhook")})
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "aliquot-webhook"
+    ]
+    (live,) = cluster.api.apply(policy)
+    assert live["spec"]["ingress"][0]["from"] == asked["networkPolicy"]["webhookFrom"]
+
+
+def test_the_documented_values_ask_for_certificates() -> None:
+    (webhook,) = [
+        each
+        for each in render(documented("webhook"))
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == "aliquot-webhook"
+    ]
+    spec = webhook["spec"]["template"]["spec"]
+    (main,) = spec["containers"]
+    environment = {each["name"]: each.get("value") for each in main["env"]}
+    assert environment["ALIQUOT_CLIENT_NAMES"] == "kube-apiserver"
+    (mount,) = main["volumeMounts"]
+    assert environment["ALIQUOT_CLIENT_AUTHORITY"] == f"{mount['mountPath']}/ca.crt"
+    assert spec["volumes"] == [{"name": mount["name"], "configMap": {"name": "aliquot-webhook-clients"}}]

@@ -41,7 +41,7 @@ def probe(api: Api, *, namespace: str) -> ServerState:
     """Look at the server once. Writes nothing. Raises ApiError where it gives no clear answer."""
     minor = re.match(r"\d+", text(api.call("GET", "/version").get("minor")))
     distinct = minor is not None and int(minor.group()) >= _DISTINCT_COUNT_FROM
-    problem = _class_problem(api) or _capacity_problem(api, namespace)
+    problem = _class_problem(api) or capacity_problem(api, namespace)
     return ServerState(problem=problem, count_is_distinct=distinct)
 
 
@@ -57,7 +57,8 @@ def _class_problem(api: Api) -> str | None:
     return None
 
 
-def _capacity_problem(api: Api, namespace: str) -> str | None:
+def capacity_problem(api: Api, namespace: str) -> str | None:
+    """Why shares cannot be had from this server, and how to fix that; None if they can."""
     request = GpuRequest(container="probe", count=1, memory_bytes=quantity.MIB, cores_percent=0)
     way = Alternative(selector=cel.equals("sharing", Sharing.SHIM), memory_bytes=request.memory_bytes)
     template = claim_template([PlannedRequest(name="probe", request=request, alternatives=(way,))])

@@ -219,5 +219,6 @@ def client_name(connection: object) -> str | None:
     shown = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
     if not shown:
         return None
-    names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
-    return str(names[0]) if names else ""
+    subject: Any = shown.get("subject", ())  # tuples of pairs
+    names = [str(value) for part in subject for key, value in part if key == "commonName"]
+    return names[0] if names else ""

@@ -16,6 +16,7 @@ ECC, XID, CLOCK = 2, 8, 16
 LOST = 15
 RECOVERY_ACTION = 230
 TIMEOUT = 10
+OUT_OF_MEMORY = 2
 
 
 def device(probe: Probe, index: int = 0) -> int:
@@ -224,3 +225,43 @@ def test_bad_faults_are_refused_in_words(node: Node, arguments: list[str], messa
     assert refused.returncode != 0
     assert message in refused.stderr
     assert node.gpu()["used"] == 0
+
+
+def test_so_many_requests_for_memory_are_refused(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    assert node.tool("inject", "oom", "--gpu", "0", "--count", "2").returncode == 0
+    assert node.gpu()["oom"] is True
+    handle = {"out": 7}
+    refused = [probe.call("cuMemAlloc_v2", handle, MIB) for _ in range(2)]
+    assert [(answer.code, answer.outputs) for answer in refused] == [(OUT_OF_MEMORY, [7])] * 2
+    assert probe.call("cuMemAlloc_v2", handle, MIB).code == 0
+    assert node.gpu()["oom"] is False
+
+
+def test_all_requests_for_memory_are_refused_until_that_is_over(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    assert node.tool("inject", "oom", "--gpu", "0").returncode == 0
+    used = node.gpu()["used"]
+    assert {probe.call("cuMemAlloc_v2", {"out": 0}, MIB).code for _ in range(5)} == {OUT_OF_MEMORY}
+    assert probe.call("cuCtxCreate_v2", {"out": 0}, 0, 0).code == OUT_OF_MEMORY
+    assert node.gpu()["used"] == used
+    assert node.tool("inject", "oom", "--gpu", "0", "--off").returncode == 0
+    assert probe.call("cuMemAlloc_v2", {"out": 0}, MIB).code == 0
+
+
+def test_calls_of_a_slow_gpu_take_longer(node: Node) -> None:
+    probe = node.probe()
+    probe.start()
+    assert node.tool("inject", "slow", "--gpu", "0", "--us", "30000").returncode == 0
+    begin = time.monotonic()
+    probe.info()
+    assert time.monotonic() - begin >= 0.03
+    assert node.gpu()["slow_us"] == 30000
+    assert node.tool("inject", "recover", "--gpu", "0").returncode == 0
+    assert node.gpu()["slow_us"] == 0
+
+
+def test_a_fault_that_lacks_its_figure_is_refused(node: Node) -> None:
+    assert "--us" in node.tool("inject", "slow", "--gpu", "0").stderr

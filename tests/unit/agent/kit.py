@@ -3,8 +3,10 @@
 
 import copy
 import json
+import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,14 @@ GIB = 1024**3
 NODE = "node-1"
 BASE_KIND = "sim.aliquot.dev/gpu"
 ESTIMATE = 512 * 1024**2
+
+
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    """Until it holds."""
+    pause, end_s = threading.Event(), time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"condition not met within {timeout_s:g} s"
+        pause.wait(0.01)
 
 
 def make_gpu(index: int = 0, *, memory_bytes: int = 24 * GIB, **changes: Any) -> Gpu:
@@ -214,6 +224,7 @@ class Node:
         return Store(
             claims_dir=self.claims_dir,
             old_claims_dir=self.old_claims_dir,
+            mps_dir=self.root / "run" / "mps",
             cdi_dir=self.cdi_dir,
             checkpoints=checkpoints,
             library=self.libraries,

@@ -17,7 +17,7 @@ from aliquot_agent.hardware import Cause, LeftOut
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_api.config import API_VERSION, KIND
 from aliquot_api.names import DRIVER
-from tests.unit.agent.kit import ESTIMATE, GIB, NODE, Node, make_claim, make_gpu, result
+from tests.unit.agent.kit import ESTIMATE, GIB, NODE, FakeServer, Node, make_claim, make_gpu, result
 
 MIB = 1024**2
 
@@ -450,6 +450,27 @@ def test_room_held_by_a_claim_that_is_gone_is_taken_back(node: Node) -> None:
 
     assert claims.prepare(new)
     assert [claim.uid for claim in claims.prepared()] == [new.uid]
+
+
+def test_a_slow_server_is_not_asked_for_every_sharer_after_the_deadline(node: Node) -> None:
+    claims = node.claims()
+    gpu, source, pause = node.gpus.gpus[0], node.server, threading.Event()
+    for number in range(8):
+        claims.prepare(source.add(make_claim(result(gpu, memory="3Gi"), name=f"held-{number}")))
+    new = source.add(make_claim(result(gpu, memory="20Gi"), name="new"))
+    asked: list[str] = []
+
+    class Slow(FakeServer):
+        def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
+            asked.append(name)
+            pause.wait(0.2)
+            return source.get_claim(namespace, name)
+
+    node.server, node.patience_s = Slow(), 0.5
+    with pytest.raises(Refused, match="8 shares are prepared there already"):
+        node.claims().prepare(new)
+    assert asked[0] == "new"
+    assert 1 <= len(asked[1:]) <= 3
 
 
 def test_a_claim_that_is_gone_stays_while_its_processes_live(node: Node) -> None:

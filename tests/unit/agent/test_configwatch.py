@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from aliquot_agent.configwatch import ConfigWatch
 from aliquot_agent.errors import ApiError
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_api.quantity import MIB
+from tests.unit.agent.kit import wait_for
 
 HEAD = "apiVersion: aliquot.dev/v1alpha1\nkind: NodeConfig\n"
 
@@ -88,15 +89,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     yield scene
     scene.watch.stop()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("condition not met within 10 s")
 
 
 def test_without_a_config_map_the_agents_own_settings_count(scene: Scene) -> None:

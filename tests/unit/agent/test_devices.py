@@ -6,8 +6,7 @@ import pytest
 from aliquot_agent import devices
 from aliquot_agent.devices import PciPlace
 from aliquot_agent.nodepolicy import GpuPolicy
-from aliquot_api import quantity
-from aliquot_api.config import Sharing
+from aliquot_api import modes, quantity
 from tests.unit.agent.kit import GIB, build_device, make_gpu
 
 MIB = 1024**2
@@ -58,7 +57,7 @@ def test_each_capacity_has_a_policy_that_the_server_accepts(name: str) -> None:
 
 
 def test_a_gpu_for_one_tenant_gives_everything_or_nothing() -> None:
-    policy = GpuPolicy(sharing=Sharing.EXCLUSIVE, reserve_bytes=MIB)
+    policy = GpuPolicy(sharing=modes.EXCLUSIVE, reserve_bytes=MIB)
     device = build_device(make_gpu(memory_bytes=100 * MIB), policy=policy)
     assert device["attributes"]["sharing"] == {"string": "exclusive"}
     for name, value in (("memory", "99Mi"), ("cores", "100"), ("shares", "1")):

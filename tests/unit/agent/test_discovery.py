@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,26 @@ def test_a_broken_gpu_and_one_with_partitions_are_said(scene: Scene) -> None:
         "GPU 0 is not published: Unknown Error",
         "GPU 1 is not published: MIG mode is on",
     ]
+
+
+def test_a_second_look_waits_for_the_first(scene: Scene) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    inside: list[int] = []
+
+    def refresh() -> bool:
+        inside.append(1)
+        entered.set()
+        assert go_on.wait(30)
+        assert len(inside) == 1
+        inside.pop()
+        return False
+
+    scene.hardware.refresh = refresh  # type: ignore[method-assign]
+    threads = [threading.Thread(target=scene.discovery.look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert entered.wait(30)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert inside == []

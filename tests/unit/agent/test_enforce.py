@@ -10,7 +10,7 @@ from aliquot_agent.checkpoint import Growth
 from aliquot_agent.enforce import Enforcer, Record
 from aliquot_agent.errors import ApiError
 from aliquot_agent.executioner import Target
-from aliquot_agent.nodepolicy import NodePolicy
+from aliquot_agent.nodepolicy import NamespacePolicy, NodePolicy
 from aliquot_agent.pods import Pod
 from aliquot_api.config import OverQuota
 from tests.unit.agent.shares import GIB, make_prepared, make_share
@@ -216,6 +216,6 @@ def test_where_the_pod_is_not_known_its_offender_is_killed() -> None:
 def test_whose_policy_counts(
     by_class: str, by_namespace: OverQuota | None, by_claim: str, counts: OverQuota
 ) -> None:
-    node = NodePolicy(namespaces={"team-a": by_namespace} if by_namespace else {})
+    node = NodePolicy(namespaces={"team-a": NamespacePolicy(over_quota=by_namespace)})
     share = make_share(class_over_quota=by_class, claim_over_quota=by_claim)
     assert enforce.policy_of(share, node=node, namespace="team-a") is counts

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,17 +11,20 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aliquot_agent import pages
 from aliquot_agent.__main__ import main
+from aliquot_agent.attribution import Key
 from aliquot_agent.hamimetrics import HamiCollector
 from aliquot_agent.hardware import Cause, LeftOut
 from aliquot_agent.health import Condition, Fault
 from aliquot_agent.metrics import AgentCollector, Metrics, Sources, User
 from aliquot_agent.nvml import Load
+from aliquot_agent.pacing import Paced
 from aliquot_agent.pages import PageServer
 from aliquot_agent.picture import Observation, Picture
 from aliquot_agent.readiness import Readiness
 from aliquot_agent.status import Status, table
-from tests.unit.agent.kit import GIB, Node, make_claim, make_gpu, result
+from tests.unit.agent.kit import GIB, Node, make_claim, make_gpu, result, wait_for
 from tests.unit.agent.test_report import LIMIT, observation
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,6 +39,8 @@ class Scene:
         self.conditions: dict[str, Condition] = {}
         self.left_out: tuple[LeftOut, ...] = ()
         self.problem = ""
+        self.paced: dict[Key, Paced] = {}
+        self.untold: frozenset[str] = frozenset()
         gpu = make_gpu(uuid="GPU-a")
         sources = Sources(
             node="node-1",
@@ -46,18 +53,24 @@ class Scene:
             left_out=lambda: self.left_out,
             slice_writes=lambda: {"create": 1, "replace": 2},
             config_problem=lambda: self.problem,
+            paced=lambda: self.paced,
+            untold=lambda: self.untold,
         )
         self.metrics = Metrics()
         self.metrics.register(AgentCollector(sources))
         self.metrics.register(HamiCollector(sources))
         self.status = Status(sources=sources, readiness=self.readiness, leader=lambda: True)
-        pages = {"/metrics": self.metrics.page, "/status": self.status.page}
-        self.server = PageServer(port=0, pages=pages, readiness=self.readiness)
+        shown = {"/metrics": self.metrics.page, "/status": self.status.page}
+        self.server = PageServer(port=0, pages=shown, readiness=self.readiness)
         self.server.start()
 
     @staticmethod
     def users(seen: Observation) -> list[User]:
         return [User("team-a", "pod-1", "main", 0), User("team-a", "pod-2", "main", 0)]
+
+    @staticmethod
+    def connections() -> int:
+        return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
     def get(self, path: str, *, host: str = "127.0.0.1") -> tuple[int, str]:
         try:
@@ -132,6 +145,22 @@ def test_the_pages_are_there_over_ipv6_as_well(scene: Scene) -> None:
     assert scene.get("/healthz", host="[::1]") == (200, "ok\n")
 
 
+def test_callers_that_hold_connections_do_not_keep_kubelet_out(scene: Scene) -> None:
+    held = [
+        socket.create_connection(("127.0.0.1", scene.server.port), timeout=10)
+        for _ in range(2 * pages.MOST_CONNECTIONS)
+    ]
+    try:
+        assert scene.get("/healthz") == (200, "ok\n")
+        assert held[0].recv(1) == b""  # the oldest was sent away
+        wait_for(lambda: scene.connections() <= pages.MOST_CONNECTIONS)
+        held[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert held[-1].recv(100).startswith(b"HTTP/1.0 200")
+    finally:
+        for each in held:
+            each.close()
+
+
 def test_what_is_sick_left_out_or_not_understood_is_in_the_metrics(scene: Scene) -> None:
     scene.conditions = {"GPU-a": Condition(fault=Fault.XID, detail="xid-79", since="2026-01-02T03:04:05Z")}
     scene.left_out = (LeftOut(3, "GPU-d", Cause.OWNED, "a device plugin hands it out"),)
@@ -167,6 +196,34 @@ def test_hamis_names_say_the_same(scene: Scene) -> None:
     assert text.count("hami_vgpu_memory_used_bytes{") == 2
     scene.picture = Picture()
     assert "hami_vgpu_memory_used_bytes{" not in scene.get("/metrics")[1]
+
+
+def test_gpu_time_is_counted_by_share(scene: Scene) -> None:
+    scene.picture = Picture(observations=(observation("u", used=5), observation("v", used=5)))
+    scene.paced["u", "share-u"] = Paced(
+        used_ns=2_500_000_000,
+        granted_ns=5_000_000_000,
+        reserved_millipercent=30_000,
+        lent_millipercent=70_000,
+        factor_ppm=500_000,
+        escape="so much",
+    )
+    text = scene.get("/metrics")[1]
+    found = {
+        name: value for name, (labels, value) in samples(text).items() if labels.get("share") == "share-u"
+    }
+    expected = {
+        "aliquot_share_gpu_used_seconds_total": 2.5,
+        "aliquot_share_gpu_granted_seconds_total": 5,
+        "aliquot_share_cores_percent": 30,
+        "aliquot_share_cores_lent_percent": 70,
+        "aliquot_share_cost_factor": 0.5,
+        "aliquot_share_pacing_escaped": 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert samples(text)["aliquot_gpu_use_by_process"][1] == 1
+    scene.untold = frozenset({"GPU-a"})
+    assert samples(scene.get("/metrics")[1])["aliquot_gpu_use_by_process"][1] == 0
 
 
 def test_the_page_on_metrics_lists_them_all(scene: Scene) -> None:

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from aliquot_agent import nodeconfig
 from aliquot_agent.nodepolicy import GpuPolicy, HealthPolicy, NodePolicy, Order, ResizePolicy, TaintEffect
-from aliquot_api.config import OverQuota, Sharing
+from aliquot_api import modes
+from aliquot_api.config import ComputePolicy, OverQuota, Sharing, TimeSlice
 from aliquot_api.errors import InvalidInput
+from aliquot_api.modes import Mode
 from aliquot_api.quantity import MIB
 
 HEAD = "apiVersion: aliquot.dev/v1alpha1\nkind: NodeConfig\n"
@@ -17,6 +19,7 @@ defaults:
   shares: 8
   order: packed
   overQuota: warn
+  computePolicy: off
   tolerance: 128Mi
   respectBudgets: false
   health: {{effect: NoExecute, ignoreXids: [92]}}
@@ -32,7 +35,7 @@ nodes:
   gpus:
   - {{match: [0], sharing: shim}}
 namespaces:
-  team-a: {{overQuota: evict}}
+  team-a: {{overQuota: evict, computePolicy: strict}}
   team-b: {{}}
 """
 
@@ -49,18 +52,32 @@ def test_all_that_can_be_said_is_understood() -> None:
     assert policy.health.effect is TaintEffect.NO_EXECUTE
     assert policy.health.ignored_xids == HealthPolicy().ignored_xids | {92}
     assert policy.resize == ResizePolicy(grow=False, most_bytes=16384 * MIB)
-    assert policy.gpu(uuid="GPU-x", index=0).sharing is Sharing.EXCLUSIVE
-    assert policy.gpu(uuid=UUID.lower(), index=7).sharing is Sharing.EXCLUSIVE
+    assert policy.gpu(uuid="GPU-x", index=0).sharing == modes.EXCLUSIVE
+    assert policy.gpu(uuid=UUID.lower(), index=7).sharing == modes.EXCLUSIVE
     assert policy.gpu(uuid="GPU-x", index=3) == GpuPolicy(reserve_bytes=0, shares=8, publish=False)
     assert policy.over_quota("team-a") is OverQuota.EVICT
     assert policy.over_quota("team-b") is policy.over_quota("any") is OverQuota.WARN
+    assert policy.compute_policy("team-a") is ComputePolicy.STRICT
+    assert policy.compute_policy("team-b") is policy.compute_policy("any") is ComputePolicy.OFF
+
+
+@pytest.mark.parametrize(
+    ("word", "mode"),
+    [
+        ("mps", modes.MPS),
+        ("timeslice", Mode(Sharing.TIMESLICE, TimeSlice.DEFAULT)),
+        ("timeslice=short", Mode(Sharing.TIMESLICE, TimeSlice.SHORT)),
+    ],
+)
+def test_a_gpu_has_a_way_of_sharing_with_its_length(word: str, mode: Mode) -> None:
+    assert resolve(HEAD + f"defaults: {{sharing: {word}}}").defaults.sharing == mode
 
 
 def test_entries_for_nodes_override_the_defaults_in_order() -> None:
     assert resolve(FULL, node="node-2").defaults.shares == 4
     both = resolve(FULL, node="node-2", pool="big")
     assert (both.defaults.shares, both.order) == (4, Order.SPREAD)
-    assert both.gpu(uuid="GPU-x", index=0).sharing is Sharing.SHIM
+    assert both.gpu(uuid="GPU-x", index=0).sharing == modes.SHIM
     assert resolve(FULL, pool="small").order is Order.PACKED
 
 
@@ -98,11 +115,15 @@ def test_what_is_not_said_is_as_the_agent_was_told() -> None:
         pytest.param(HEAD + "defaults: {reserve: lots}", r"defaults\.reserve: .*quantity", id="no size"),
         pytest.param(HEAD + "defaults: {reserve: 1.5}", "quantity", id="a float"),
         pytest.param(HEAD + "defaults: {memoryFactor: 2}", "not oversubscribed", id="factor"),
-        pytest.param(HEAD + "defaults: {sharing: mps}", "not offered yet", id="mps"),
-        pytest.param(HEAD + "defaults: {sharing: timeslice}", "not offered yet", id="timeslice"),
+        pytest.param(HEAD + "defaults: {sharing: timeslice=huge}", "timeslice=short", id="length"),
+        pytest.param(HEAD + "defaults: {sharing: [mps]}", "timeslice=short", id="list of ways"),
         pytest.param(HEAD + "defaults: {sharing: off}", "exclusive.*publish: false", id="yaml's off"),
         pytest.param(HEAD + "defaults: {order: random}", "packed", id="order"),
         pytest.param(HEAD + "defaults: {overQuota: punish}", "evict", id="policy"),
+        pytest.param(HEAD + "defaults: {computePolicy: hard}", "off, fair, strict", id="compute policy"),
+        pytest.param(
+            HEAD + "namespaces: {a: {computePolicy: true}}", r"namespaces\[a\]\.computePolicy", id="yaml's on"
+        ),
         pytest.param(HEAD + "defaults: {health: {effect: None}}", "NoExecute", id="effect"),
         pytest.param(HEAD + "defaults: {health: {ignoreXids: [x]}}", r"ignoreXids\[0\]", id="xid"),
         pytest.param(HEAD + "defaults: {resize: {grow: 1}}", "true or false", id="grow"),

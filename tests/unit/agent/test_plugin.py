@@ -19,8 +19,9 @@ from aliquot_agent.kubeletapi.health.v1alpha1 import health_pb2 as v1alpha1
 from aliquot_agent.kubeletapi.health.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
 from aliquot_agent.kubeletapi.registration.v1 import registration_pb2, registration_pb2_grpc
 from aliquot_agent.metrics import Metrics
+from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.plugin import DraPlugin
-from tests.unit.agent.kit import NODE, Node, make_claim, result
+from tests.unit.agent.kit import NODE, Node, make_claim, result, wait_for
 
 STALE = b"left by a killed agent"
 
@@ -251,3 +252,25 @@ def test_the_claims_of_one_call_share_its_time(node: Node) -> None:
         assert all("no CDI spec" in response.claims[ref.uid].error for ref in refs)
     finally:
         kubelet.stop()
+
+
+def test_claims_that_wait_for_room_keep_nobody_from_giving_it_back(node: Node) -> None:
+    node.patience_s = 25.0
+    node.gpus.policy = NodePolicy(defaults=GpuPolicy(shares=100))
+    gpu = node.gpus.gpus[0]
+    holder = node.server.add(make_claim(result(gpu, memory=None), name="holder"))
+    waiting = [
+        node.server.add(make_claim(result(gpu, memory="100Mi"), name=f"waiting-{number}"))
+        for number in range(40)  # more than kubelet's pods would usually be at once
+    ]
+    kubelet = Kubelet(node)
+    try:
+        assert not kubelet.prepare(holder).claims[holder.uid].error
+        requests = [dra_pb2.NodePrepareResourcesRequest(claims=[message(ref)]) for ref in waiting]
+        calls = [kubelet.dra.NodePrepareResources.future(each, timeout=60) for each in requests]
+        wait_for(lambda: node.server.reads > len(waiting))
+        kubelet.unprepare(holder)
+        answers = [call.result().claims[ref.uid] for call, ref in zip(calls, waiting, strict=True)]
+    finally:
+        kubelet.stop()
+    assert [answer.error for answer in answers] == [""] * len(waiting)

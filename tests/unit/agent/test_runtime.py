@@ -34,6 +34,38 @@ agent.stop()
 print(agent.failed)
 """
 
+FOLLOW = """
+import sys, threading
+from aliquot_agent import kube, settings
+from aliquot_agent.locks import Leadership
+from aliquot_agent.runtime import Agent
+
+chosen = settings.load(sys.argv[1:], {})
+Leadership(directory=chosen.plugin_dir).take(wait=False)
+agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
+agent.start()
+names = {thread.name for thread in threading.enumerate()}
+agent.stop()
+print("discovery" in names, "publisher" in names, agent.failed)
+"""
+SLOW = """
+import sys, threading, time
+from aliquot_agent import kube, settings
+from aliquot_agent.runtime import Agent
+
+class Slow:
+    def start(self): pass
+    def stop(self): threading.Event().wait(3)
+
+chosen = settings.load(sys.argv[1:], {})
+agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
+agent._always = (*agent._always, *(Slow() for _ in range(10)))
+agent.start()
+before = time.monotonic()
+agent.stop()
+print(time.monotonic() - before)
+"""
+
 
 @pytest.fixture
 def flags(tmp_path: Path) -> list[str]:
@@ -60,3 +92,14 @@ def test_a_part_that_does_not_stop_keeps_no_other_from_it(flags: list[str]) -> N
     ended = run("-c", STOP, *flags)  # hangs if the metrics server goes on
     assert ended.returncode == 0, ended.stderr
     assert "a part does not stop: ZeroDivisionError" in ended.stdout
+
+
+def test_parts_stop_together(flags: list[str]) -> None:
+    ended = run("-c", SLOW, *flags)
+    assert ended.returncode == 0, ended.stderr
+    assert 3 <= float(ended.stdout.split()[-1]) < 25  # one after another it would be 30
+
+
+def test_an_agent_that_does_not_lead_looks_for_owners_and_publishes_nothing(flags: list[str]) -> None:
+    ended = run("-c", FOLLOW, *flags)
+    assert ended.stdout.split()[-3:] == ["True", "False", "None"], ended.stderr

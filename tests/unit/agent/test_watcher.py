@@ -629,3 +629,14 @@ def test_a_share_that_was_made_anew_between_two_looks_is_opened_anew(scene: Scen
     tenant.write(used_bytes=100 * MIB)
     assert scene.look().usage.used_bytes == 100 * MIB
     tenant.die()
+
+
+def test_a_share_that_escapes_its_pacing_shows_it_and_its_processes(scene: Scene) -> None:
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    scene.use(100 * MIB)
+    told = {(scene.uid, scene.share.name): "uses too much"}
+    scene.watcher = scene.new_watcher(escape=told.pop)
+    assert scene.look().host_pids == (os.getpid(),)
+    assert scene.faults() == {"PacingEscaped": "MoreThanItsCores"}
+    tenant.die()

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table is only written under its mutex, but for counters; readers take no lock.
+ */
+#include "prices.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define NS_PER_MS 1e6F
+
+struct aq_price aq_prices[AQ_PRICES];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool used; /* spares a fork the pages that nobody touched */
+
+/* One that is being measured is kept if another can go. */
+static bool goes_before(const struct aq_price *a, const struct aq_price *b) {
+  if (!a->key || !b->key)
+    return !a->key && b->key;
+  if (!a->pending != !b->pending)
+    return !a->pending;
+  return a->launches < b->launches;
+}
+
+struct aq_price *aq_price_add(uint64_t key) {
+  struct aq_price *set = aq_price_set(key);
+  struct aq_price *chosen = &set[0];
+  pthread_mutex_lock(&lock);
+  used = true;
+  for (unsigned way = 0; way < AQ_PRICE_WAYS; way++) {
+    if (set[way].key == key) {
+      pthread_mutex_unlock(&lock);
+      return &set[way];
+    }
+    if (goes_before(&set[way], chosen))
+      chosen = &set[way];
+  }
+  __atomic_store_n(&chosen->key, 0, __ATOMIC_RELAXED);
+  __atomic_store_n(&chosen->cost_ns, AQ_GUARD_NS, __ATOMIC_RELAXED);
+  __atomic_store_n(&chosen->known, false, __ATOMIC_RELAXED);
+  __atomic_store_n(&chosen->launches, 0, __ATOMIC_RELAXED);
+  chosen->unsettled = 0;
+  chosen->paid_ns = 0;
+  __atomic_store_n(&chosen->pending, 0, __ATOMIC_RELAXED);
+  chosen->count = chosen->next = 0;
+  __atomic_store_n(&chosen->key, key, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&lock);
+  return chosen;
+}
+
+uint64_t aq_price_estimate(const float *sample_ms, unsigned count) {
+  float sorted[AQ_PRICE_SAMPLES];
+  for (unsigned i = 0; i < count; i++) {
+    unsigned place = i;
+    for (; place > 0 && sorted[place - 1] > sample_ms[i]; place--)
+      sorted[place] = sorted[place - 1];
+    sorted[place] = sample_ms[i];
+  }
+  float low = sorted[count / 4];
+  float floor = sorted[count / 2] / 4;
+  float ns = (low > floor ? low : floor) * NS_PER_MS;
+  return ns > (float)AQ_PRICE_LEAST_NS ? (uint64_t)ns : AQ_PRICE_LEAST_NS;
+}
+
+void aq_price_learn(struct aq_price *price, uint64_t key, float ms, int64_t *owed_ns) {
+  *owed_ns = 0;
+  if (!(ms >= 0) || ms > 1e7F) /* no time */
+    return;
+  pthread_mutex_lock(&lock);
+  if (price->key == key) {
+    if (!price->known)
+      price->count = price->next = 0;
+    price->sample_ms[price->next] = ms;
+    price->next = (price->next + 1) % AQ_PRICE_SAMPLES;
+    price->count += price->count < AQ_PRICE_SAMPLES;
+    uint64_t cost = aq_price_estimate(price->sample_ms, price->count);
+    __atomic_store_n(&price->cost_ns, cost, __ATOMIC_RELAXED);
+    if (!price->known) {
+      *owed_ns = (int64_t)price->unsettled * (int64_t)cost - (int64_t)price->paid_ns;
+      price->unsettled = 0;
+      price->paid_ns = 0;
+    }
+    __atomic_store_n(&price->known, true, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+void aq_price_guessed(struct aq_price *price, uint64_t cost_ns, int change) {
+  pthread_mutex_lock(&lock);
+  if (change > 0 || (price->unsettled > 0 && price->paid_ns >= cost_ns)) {
+    price->unsettled += (uint32_t)change;
+    price->paid_ns += change > 0 ? cost_ns : -cost_ns;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+void aq_price_raise(struct aq_price *price, uint64_t key, uint64_t ns) {
+  pthread_mutex_lock(&lock);
+  if (price->key == key && !price->known && price->cost_ns < ns)
+    __atomic_store_n(&price->cost_ns, ns, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&lock);
+}
+
+void aq_price_pending(struct aq_price *price, uint64_t key, int change) {
+  pthread_mutex_lock(&lock);
+  if (price->key == key && (change > 0 || price->pending > 0))
+    __atomic_store_n(&price->pending, price->pending + (uint32_t)change, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&lock);
+}
+
+/* The next launch is measured. */
+static void doubt(struct aq_price *price) {
+  __atomic_store_n(&price->known, false, __ATOMIC_RELAXED);
+  price->unsettled = 0;
+  price->paid_ns = 0;
+  __atomic_store_n(&price->launches, 0, __ATOMIC_RELAXED);
+}
+
+void aq_price_doubt(uint64_t key) {
+  struct aq_price *set = aq_price_set(key);
+  pthread_mutex_lock(&lock);
+  for (unsigned way = 0; way < AQ_PRICE_WAYS; way++)
+    if (set[way].key == key)
+      doubt(&set[way]);
+  pthread_mutex_unlock(&lock);
+}
+
+void aq_prices_doubt(void) {
+  pthread_mutex_lock(&lock);
+  for (unsigned i = 0; used && i < AQ_PRICES; i++)
+    if (aq_prices[i].key)
+      doubt(&aq_prices[i]);
+  pthread_mutex_unlock(&lock);
+}
+
+void aq_prices_reset(void) {
+  if (used)
+    memset(aq_prices, 0, sizeof(aq_prices));
+  used = false;
+  lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}

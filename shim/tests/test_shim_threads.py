@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of one process that get into each other's way: the driver's own books decide."""
+
+from pathlib import Path
+
+import pytest
+
+from shim.tests import shares
+from shim.tests.conftest import Clients
+from shim.tests.probe import OUT_OF_MEMORY, SUCCESS, ended
+from shim.tests.sandbox import MIB, TIMEOUT_S, Sandbox
+from shim.tests.test_shim_memory import LIMIT, PAGE, gpu, taken
+
+
+@pytest.fixture
+def share(node: Sandbox) -> Path:
+    return shares.make(node, gpu=gpu(node), limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("room", "result"), [(LIMIT - 100 * MIB, OUT_OF_MEMORY), (100 * MIB, SUCCESS)], ids=["too-much", "fits"]
+)
+def test_a_launch_under_way_keeps_the_room_that_it_relies_on(
+    node: Sandbox, share: Path, clients: Clients, room: int, result: int
+) -> None:
+    program = clients.linked("relying")
+    process = node.start(program, str(200 * MIB), str(room))
+    status, out, errors = ended(process)
+    assert status == 0, errors
+    assert out.split() == [str(result), str(SUCCESS)]
+    assert taken(node)[1] <= LIMIT + PAGE, "the peak, with a page of code"
+
+
+def test_limits_of_one_context_are_charged_as_the_driver_has_set_them(
+    node: Sandbox, share: Path, clients: Clients
+) -> None:
+    rounds = 8
+    node.inject("slow", "--us", "500")  # the threads' calls take turns
+    process = node.start(clients.linked("limits"), "4", "3", str(rounds))
+    assert process.stdout is not None
+    assert process.stdin is not None
+    for _ in range(rounds):
+        assert process.stdout.readline() == "done\n"
+        assert shares.usage(share).used_bytes == taken(node)[0]
+        process.stdin.write("\n")
+        process.stdin.flush()
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert taken(node)[1] <= LIMIT
