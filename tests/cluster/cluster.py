@@ -243,7 +243,8 @@ class Cluster(Machinery):
         self._start_storage_and_api()
         with ThreadPoolExecutor() as pool:
             jobs = [pool.submit(self._first_boot, node, images) for node in self.nodes]
-            self._wait_api(controlplane.API_SERVER, lambda: self.api.raw("/livez/ping"))
+            # The controller manager gives up on a server that is not healthy within 10 s of its own start.
+            self._wait_api(controlplane.API_SERVER, lambda: self.api.raw("/healthz"))
             self.start(controlplane.CONTROLLER_MANAGER)
             self.start(controlplane.SCHEDULER)
             for job in jobs:

@@ -35,7 +35,7 @@ ODD: Final[Values] = {
 FIXED: Final = {
     "webhook": {
         *("kubeconfig", "namespace", "certificate_folder", "host", "port"),
-        *("client_authority", "client_names"),
+        *("client_authority", "client_names", "guarded_dirs"),
     },
     "controller": {"kubeconfig", "namespace", "host", "port", "identity", "keep_ca_bundle"},
 }

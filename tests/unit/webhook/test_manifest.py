@@ -136,6 +136,17 @@ def test_the_implicit_resources_of_our_classes_are_closed() -> None:
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
+def test_the_webhook_guards_the_folders_that_the_agents_are_given() -> None:
+    given = render({"agent": {"stateDir": "/data/aliquot", "kubeletDir": "/data/kubelet"}})
+    (deployment,) = [
+        each for each in given if each["kind"] == "Deployment" and each["metadata"]["name"] == NAME
+    ]
+    (main,) = deployment["spec"]["template"]["spec"]["containers"]
+    (guarded,) = [each["value"] for each in main["env"] if each["name"] == "ALIQUOT_GUARDED_DIRS"]
+    plugins = ["/data/kubelet/plugins/gpu.aliquot.dev", "/data/kubelet/plugins_registry"]
+    assert guarded.split(",") == ["/data/aliquot", *plugins]
+
+
 def test_who_may_not_be_in_a_pod_with_a_share_may_not_debug_it() -> None:
     policy = named("ValidatingAdmissionPolicy", "aliquot-no-privileged-debugging")
     (rule,) = policy["spec"]["validations"]
