@@ -33,7 +33,10 @@ ODD: Final[Values] = {
     },
 }  # fmt: skip
 FIXED: Final = {
-    "webhook": {"kubeconfig", "namespace", "certificate_folder", "host", "port"},
+    "webhook": {
+        *("kubeconfig", "namespace", "certificate_folder", "host", "port"),
+        *("client_authority", "client_names", "guarded_dirs"),
+    },
     "controller": {"kubeconfig", "namespace", "host", "port", "identity", "keep_ca_bundle"},
 }
 """What the chart itself decides."""
