@@ -46,6 +46,7 @@ test-shim: setup sim shim ## Simulated GPU and shim, by the simulated driver's o
 test-cluster: images testbed ## Test bed, then Aliquot, on a real Kubernetes (KUBERNETES=1.37)
 	@$(STEP) "test bed tests" $(ON_A_CLUSTER) tests/cluster/tests
 	@$(STEP) "webhook and controller on Kubernetes $(KUBERNETES)" $(ON_A_CLUSTER) tests/webhook_cluster
+	@$(STEP) "the chart on Kubernetes $(KUBERNETES)" $(ON_A_CLUSTER) tests/chart
 	@$(STEP) "Aliquot on Kubernetes $(KUBERNETES)" $(ON_A_CLUSTER) tests/system
 
 test-faults: images testbed ## Only the cluster tests that kill, restart and break things

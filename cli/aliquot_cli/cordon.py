@@ -58,14 +58,12 @@ def run_cordon(arguments: argparse.Namespace) -> int:
 def run_uncordon(arguments: argparse.Namespace) -> int:
     """`aliquot uncordon GPU`."""
     api = connect(arguments)
-    removed = nodeconfigs.change(
+    version = served_version(api)
+    cards = [card for card in gather(api) if _is_meant(card, arguments.gpu)]
+    removed = version is not None and len(cards) == 1 and delete_rule(api, version, cards[0])
+    removed = removed or nodeconfigs.change(
         api, arguments.system_namespace, lambda text: nodeconfigs.published(text, arguments.gpu)
     )
-    version = served_version(api)
-    if version is not None:
-        cards = [card for card in gather(api) if _is_meant(card, arguments.gpu)]
-        if len(cards) == 1:
-            removed = delete_rule(api, version, cards[0]) or removed
     if not removed:
         raise InvalidInput(field="GPU", value=arguments.gpu, fix="it is not cordoned by aliquot cordon")
     output.printer("table").text(f"{arguments.gpu} takes claims again")

@@ -69,14 +69,12 @@ def _entry(node: str, uuid: str) -> dict[str, object]:
 
 
 def _is_entry(entry: object, uuid: str) -> bool:
-    [node, *others] = [text(each) for each in items(dig(entry, "names"))] or [""]
+    """Whether we wrote this entry, for a GPU whose UUID begins so."""
+    nodes = [text(each) for each in items(dig(entry, "names"))]
     matches = [text(each) for gpu in items(dig(entry, "gpus")) for each in items(dig(gpu, "match"))]
-    return (
-        not others
-        and len(matches) == 1
-        and matches[0].lower() == uuid.lower()
-        and entry == _entry(node, matches[0])
-    )
+    if len(nodes) != 1 or len(matches) != 1:
+        return False
+    return matches[0].lower().startswith(uuid.lower()) and entry == _entry(nodes[0], matches[0])
 
 
 def _read(document: str) -> dict[str, Any]:

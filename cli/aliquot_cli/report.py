@@ -25,8 +25,10 @@ from aliquot_cli.output import percent, size
 from aliquot_cli.top import gather
 from aliquot_webhook.wire import dig, items, text
 
-ALLOCATED: Final = "sum by (namespace) (aliquot_share_memory_limit_bytes)"
-USED: Final = "sum by (namespace) (aliquot_share_memory_used_bytes)"
+_TENANTS: Final = 'sum by (namespace) (label_replace(%s, "namespace", "$1", "exported_namespace", "(.+)"))'
+"""Where a scrape adds a label `namespace` of its own, that of the tenant is called exported_namespace."""
+ALLOCATED: Final = _TENANTS % "aliquot_share_memory_limit_bytes"
+USED: Final = _TENANTS % "aliquot_share_memory_used_bytes"
 _TIMEOUT_S: Final = 30
 _GIB_HOUR: Final = 1024**3 * 3600
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -44,15 +44,20 @@ def run(arguments: argparse.Namespace) -> int:
             field="resize", value=arguments.memory, fix="want one of --memory SIZE and --reset"
         )
     api, namespace = connect(arguments), namespace_of(arguments)
-    pod = _pod(api, namespace, arguments.pod)
+    path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(arguments.pod)}"
+    pod = api.call("GET", path)
+    shares = shares_of(api, pod)
+    if not shares:
+        raise InvalidInput(field="POD", value=arguments.pod, fix="it has no GPU; aliquot explain tells why")
     wanted = None if arguments.reset else _whole(memory_limit(arguments.memory))
     now = text(dig(pod, "metadata", "annotations", names.ANNOTATION_MEMORY_LIMIT))
-    value = (
-        None if wanted is None else annotation(now, quantity.format_mebibytes(wanted), arguments.container)
-    )
-    before = _marks(shares_of(api, pod), arguments.container)
+    value = None
+    if wanted is not None:
+        containers = list(dict.fromkeys(share.request.partition("/")[0] for share in shares))
+        limit = quantity.format_mebibytes(wanted)
+        value = annotation(now, limit, arguments.container, containers=containers)
+    before = _marks(shares, arguments.container)
     change = {"metadata": {"annotations": {names.ANNOTATION_MEMORY_LIMIT: value}}}
-    path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(arguments.pod)}"
     api.call("PATCH", path, body=change, content_type=MERGE_PATCH)
     printer = output.printer("table")
     printer.text(f"{namespace}/{arguments.pod}: asked for {value or 'what the claim was given'}")
@@ -63,15 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if is_done else NOT_DONE
 
 
-def annotation(now: str, value: str, container: str | None) -> str:
-    """The annotation with a new limit, for all containers or one. Raises InvalidInput."""
+def annotation(now: str, value: str, container: str | None, *, containers: Sequence[str]) -> str:
+    """The annotation with a new limit, for all `containers` or one of them. Raises InvalidInput."""
     if container is None:
         return value
+    if container not in containers:
+        raise InvalidInput(field="--container", value=container, fix=f"want one of {', '.join(containers)}")
     if now and "=" not in now:
-        raise InvalidInput(
-            field="--container", value=container, fix=f"all containers have {now} now; --reset that first"
-        )
-    parts = dict(part.strip().split("=", 1) for part in now.split(",") if part.strip())
+        parts = dict.fromkeys(containers, now)
+    else:
+        parts = dict(part.strip().split("=", 1) for part in now.split(",") if part.strip())
     return ",".join(f"{name}={limit}" for name, limit in {**parts, container: value}.items())
 
 
@@ -88,13 +94,6 @@ def shares_of(api: Api, pod: JsonObject) -> list[Share]:
     ]
     found = [api.call("GET", f"{RESOURCES}/namespaces/{namespace}/resourceclaims/{name}") for name in claims]
     return [share for card in cards([], found) for share in card.shares]
-
-
-def _pod(api: Api, namespace: str, name: str) -> JsonObject:
-    pod = api.call("GET", f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}")
-    if not shares_of(api, pod):
-        raise InvalidInput(field="POD", value=name, fix="it has no GPU; aliquot explain tells why")
-    return pod
 
 
 def _whole(value_bytes: int) -> int:

@@ -189,7 +189,10 @@ def _read(path: Path) -> Run:
     for share in sorted((path / SHARES).iterdir()):
         with sharedir.ShareFiles(path=share) as files:
             quota = files.quota()
-            usage = region.usage(quota, files.ledger())
+            try:
+                usage = region.usage(quota, files.ledger())
+            except region.DamagedRegion:  # the program has written over it; its limit counts all the same
+                usage = region.Usage(quota.memory_limit_bytes, 0, 0, 0, 0)
         shares.append(LocalShare(quota.gpu_uuid, quota.cores_millipercent // 1000, usage))
     return Run(
         name=path.name,

@@ -3,6 +3,8 @@
 
 import re
 import subprocess
+import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -12,7 +14,13 @@ from tests.cluster.cluster import Cluster
 from tests.system.images import ROOT
 from tests.system.installation import Installation
 
-PAGES: Final = ("docs/first-pod.md", "docs/node-agent.md", "docs/resize.md")
+PAGES: Final = (
+    "docs/first-pod.md",
+    "docs/node-agent.md",
+    "docs/resize.md",
+    "docs/cli.md",
+    "docs/troubleshooting.md",
+)
 RUN_BY_OTHERS: Final = {
     "README.md",
     "CONTRIBUTING.md",
@@ -34,9 +42,9 @@ def commands(page: str) -> list[str]:
 
 
 def run_commands(page: str, bed: Cluster, *, which: slice = slice(None)) -> None:
-    """Runs commands of a page as a reader would, with kubectl and helm at hand."""
+    """Runs commands of a page as a reader would, with kubectl, helm and our own command at hand."""
     environment = bed.environment()
-    environment["PATH"] = f"{environment['PATH']}:{helm().parent}"
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}:{helm().parent}"
     for command in commands(page)[which]:
         done = subprocess.run(
             ["bash", "-c", command],

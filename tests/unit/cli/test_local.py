@@ -244,6 +244,40 @@ def test_the_limit_cannot_be_written_to_from_inside(machine: Machine) -> None:
     assert "Read-only file system" in complained
 
 
+def test_a_spoilt_ledger_hides_no_other_share(machine: Machine) -> None:
+    spoil = "echo spoilt > /run/aliquot/shares/*/ledger; echo done; exec sleep 600"
+    spoiler = machine.start("run", "--memory", "1Gi", "--", "bash", "-c", spoil)
+    assert heard(spoiler) == "done"
+    [run] = machine.ps()
+    assert (run["shares"][0]["limit"], run["shares"][0]["used"]) == (1024 * MIB, 0)
+    spoiler.kill()
+    ended(spoiler)
+    assert machine.ps() == []
+
+
+def test_an_empty_preload_file_binds_programs_that_clear_their_environment(machine: Machine) -> None:
+    kept = [f"{name}={machine.environment[name]}" for name in ("LD_LIBRARY_PATH", "ALIQUOT_SIM_ROOT")]
+    fill = [sys.executable, "-c", FILL]
+    bare = machine.start("run", "--memory", "1Gi", "--", "env", "-i", *kept, *fill)
+    assert heard(bare).split()[0] != "1024"  # LD_PRELOAD is gone
+    ended(bare)
+
+    etc = machine.folder / "etc"
+    setup = f'cp -a /etc {etc}; touch {etc}/ld.so.preload; mount --bind {etc} /etc; exec "$@"'
+    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", setup, "sh", str(ALIQUOT)]
+    pipe = subprocess.PIPE
+    bound = subprocess.Popen(
+        [*inside, "run", "--memory", "1Gi", "--", "env", "-i", *kept, *fill],
+        env=machine.environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+    assert heard(bound) == "1024 1024"
+    assert ended(bound) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -81,15 +81,16 @@ def test_a_claim_that_is_allocated_elsewhere_pins_the_pod() -> None:
         ("a=1Gi", None, "3Gi"),
         ("", "a", "a=3Gi"),
         ("a=1Gi, b=2Gi", "a", "a=3Gi,b=2Gi"),
+        ("8Gi", "a", "a=3Gi,b=8Gi"),
     ],
 )
 def test_the_annotation_of_a_resize(now: str, container: str | None, written: str) -> None:
-    assert resize.annotation(now, "3Gi", container) == written
+    assert resize.annotation(now, "3Gi", container, containers=["a", "b"]) == written
 
 
-def test_one_container_cannot_leave_a_common_limit() -> None:
-    with pytest.raises(InvalidInput, match="--reset that first"):
-        resize.annotation("8Gi", "3Gi", "a")
+def test_a_container_that_has_no_gpu_cannot_be_resized() -> None:
+    with pytest.raises(InvalidInput, match="want one of a, b"):
+        resize.annotation("8Gi", "3Gi", "c", containers=["a", "b"])
 
 
 def share(limit: int, reason: str) -> Share:
@@ -176,7 +177,7 @@ def test_a_gpu_is_taken_out_of_the_node_configuration_and_put_back() -> None:
     without = nodeconfigs.unpublished(own, "n1", uuid)
     assert "publish: false" in without
     assert "shares: 4" in without
-    back = nodeconfigs.published(without, uuid.upper().replace("GPU", "GPU"))
+    back = nodeconfigs.published(without, uuid[:12])
     assert "publish" not in back
     assert "shares: 4" in back
     assert nodeconfigs.published(own, uuid) == own
