@@ -16,6 +16,7 @@ from typing import Final
 from shim.tests.sandbox import BUILD, ROOT
 
 _TIMEOUT_S: Final = 3600
+_TEST_TIMEOUT_S: Final = 1200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _watched(
             "ALIQUOT_TEST_SHIM": str(library),
             "ALIQUOT_TEST_SANITIZER": " ".join(map(_library, sanitizer.libraries)),
         }
-        command = [sys.executable, "-m", "pytest", "-q", *tests]
+        command = [sys.executable, "-m", "pytest", "-q", f"--timeout={_TEST_TIMEOUT_S}", *tests]
         output = subprocess.DEVNULL if quietly else None
         run = subprocess.run(command, cwd=ROOT, env=env, timeout=_TIMEOUT_S, check=False, stdout=output)
         found = {path.name: path.read_text(errors="replace") for path in sorted(Path(reports).iterdir())}

@@ -60,8 +60,13 @@ int main(int argc, char **argv) {
   int threads = atoi(argv[1]);
   struct worker *workers = calloc((size_t)threads, sizeof(*workers));
   CUcontext context;
-  if (!workers || cuInit(0) != CUDA_SUCCESS || cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS)
+  if (!workers || cuInit(0) != CUDA_SUCCESS)
     return 3;
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  while (result == CUDA_ERROR_OUT_OF_MEMORY) /* others' announcements may be too many for a moment */
+    result = cuDevicePrimaryCtxRetain(&context, 0);
+  if (result != CUDA_SUCCESS)
+    return 4;
   for (int i = 0; i < threads; i++) {
     workers[i].context = context;
     workers[i].rounds = strtoul(argv[2], NULL, 0);

@@ -22,7 +22,7 @@
 
 #include "driver_api.h"
 
-enum { WORKS = 8, NAMES = 2048, IN_FLIGHT = 64 };
+enum { WORKS = 8, NAMES = 2048, BATCH = 256 };
 
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
@@ -113,14 +113,19 @@ static CUgraphExec graph_of(const struct work *work, CUfunction kernel, CUstream
   return exec;
 }
 
-/* As a program that computes a step ahead: waits for the launch before the last few. */
+/* As a program that computes a step ahead: waits for the batch before the last, so that its GPU never runs
+ * dry. */
 static void *run(void *number) {
   int gpu = (int)(intptr_t)number % gpus;
   CUfunction kernels[WORKS];
   CUgraphExec execs[WORKS] = {NULL};
   CUstream stream;
+  CUevent done[2];
+  unsigned long mine = 0;
   CHECK(cuCtxSetCurrent(contexts[gpu]));
   CHECK(cuStreamCreate(&stream, 1));
+  CHECK(cuEventCreate(&done[0], 0));
+  CHECK(cuEventCreate(&done[1], 0));
   for (int i = 0; i < work_count; i++) {
     CHECK(cuModuleGetFunction(&kernels[i], modules[gpu], works[i].name));
     CHECK(cuFuncSetBlockShape(kernels[i], 256, 1, 1));
@@ -137,8 +142,10 @@ static void *run(void *number) {
       puts("ready");
       fflush(stdout);
     }
-    if (count % IN_FLIGHT == 0)
-      CHECK(cuStreamSynchronize(stream));
+    if (++mine % BATCH == 0) {
+      CHECK(cuEventRecord(done[mine / BATCH % 2], stream));
+      CHECK(cuEventSynchronize(done[(mine / BATCH + 1) % 2]));
+    }
     while (__atomic_load_n(&paused, __ATOMIC_RELAXED) && !__atomic_load_n(&over, __ATOMIC_RELAXED)) {
       struct timespec nap = {0, 2000000};
       nanosleep(&nap, NULL);
