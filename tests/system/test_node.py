@@ -286,7 +286,8 @@ def test_gpu_access_that_comes_late_costs_no_back_off(
         tenant.create(gpu_pod("early", vgpu=1, gpumem=700))
         agent = aliquot.pod_of("aliquot-agent", node=node)["metadata"]["name"]
         bed.wait_for(
-            lambda: "waiting for GPU access" in bed.logs(agent, NAMESPACE), what="the agent to wait for it"
+            lambda: "waiting for GPU access" in bed.logs(agent, NAMESPACE, container="agent"),
+            what="the agent to wait for it",
         )
     finally:
         away.rename(spec)

@@ -59,7 +59,7 @@ def gpu_of(shared: Installation, tenant: Tenant, pod: str) -> Object:
 def settings(shared: Installation) -> list[str]:
     """Compute modes of the three GPUs, then their time slices, by the driver's tool."""
     agent = shared.pod_of("aliquot-agent")["metadata"]["name"]
-    told = shared.bed.kubectl("exec", "-n", NAMESPACE, agent, "-c", "sharing", "--", "sh", "-c", SETTINGS)
+    told = shared.bed.exec(agent, ["sh", "-c", SETTINGS], NAMESPACE, container="sharing")
     return [line.split(":")[-1].strip() for line in told.splitlines()]
 
 
@@ -98,22 +98,15 @@ def test_each_way_has_its_gpu_and_leaves_nothing(shared: Installation) -> None:
     tenant.remove()
     bed.wait_for(lambda: settings(shared) == PLAIN, what="every GPU to be plain again", timeout_s=30)
     [node] = bed.nodes
-    bed.wait_for(
-        lambda: not bed_files(shared, node), what="no directory of a daemon on the node", timeout_s=30
-    )
-
-
-def bed_files(shared: Installation, node: str) -> list[str]:
-    """What is left of MPS daemons on a node."""
-    listing = shared.bed.node_exec(node, ["/usr/bin/find", "/run/aliquot-agent", "-path", "*/mps/*"])
-    return listing.split()
+    directories = ["/usr/bin/find", "/run/aliquot-agent", "-path", "*/mps/*"]
+    bed.wait_for(lambda: not bed.node_exec(node, directories).split(), what="no directory of a daemon")
 
 
 def lose_the_daemon(shared: Installation, tenant: Tenant) -> None:
     """Its tenants' programs end with a clear error; the next ones find a new daemon."""
     agent = shared.pod_of("aliquot-agent")["metadata"]["name"]
     kill = "kill -9 $(cat /run/aliquot-agent/mps/*/pipe/nvidia-cuda-mps-control.pid)"
-    shared.bed.kubectl("exec", "-n", NAMESPACE, agent, "-c", "sharing", "--", "sh", "-c", kill)
+    shared.bed.exec(agent, ["sh", "-c", kill], NAMESPACE, container="sharing")
     error = shared.bed.wait_for(lambda: tenant.said("mps").get("error"), what="the program to fail")
     assert error["result"] == RPC_FAILURE
     for name in ("shim", "timeslice"):
