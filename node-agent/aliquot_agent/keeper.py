@@ -10,6 +10,7 @@ the GPUs are plain again.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -53,7 +54,6 @@ class _Gpu:
 
     mode: Mode
     settled: bool
-    restarts: int = 0
     problem: str = ""
     again_s: float = 0.0
 
@@ -133,7 +133,7 @@ class Keeper:
     def _bring(self, gpu_uuid: str, wanted: Mode, *, keep_directories: bool = False) -> None:
         gpu = self._gpus.setdefault(gpu_uuid, _Gpu(mode=modes.SHIM, settled=True))
         if gpu.settled and gpu.mode == wanted == modes.MPS and not self._daemon(gpu_uuid).lives():
-            gpu.settled, gpu.restarts = False, gpu.restarts + 1
+            gpu.settled = False
             logger.error("MPS daemon was lost; its tenants' programs have failed", extra={"gpu": gpu_uuid})
         if gpu.settled and gpu.mode == wanted:
             return
@@ -146,13 +146,14 @@ class Keeper:
             if str(error) != gpu.problem:
                 logger.error("GPU is not set up", extra={"gpu": gpu_uuid, "error": str(error)})
             gpu.problem = str(error)
-            self._register.write(gpu_uuid, Kept(mode=gpu.mode, problem=gpu.problem, restarts=gpu.restarts))
+            with suppress(OSError):  # a full disk must not end the daemons of running programs
+                self._register.write(gpu_uuid, Kept(mode=gpu.mode, problem=gpu.problem))
 
     def _change(self, gpu_uuid: str, gpu: _Gpu, wanted: Mode, *, keep_directories: bool) -> None:
         """The file tells at each moment what the GPU may be."""
         if gpu.mode != wanted:
             if gpu.mode != modes.SHIM:
-                doing = Kept(mode=gpu.mode, problem=f"being changed to {wanted}", restarts=gpu.restarts)
+                doing = Kept(mode=gpu.mode, problem=f"being changed to {wanted}")
                 self._register.write(gpu_uuid, doing)
                 self._undo(gpu_uuid, gpu.mode, keep_directories=keep_directories)
             gpu.mode, gpu.settled = wanted, False
@@ -161,11 +162,11 @@ class Keeper:
             self._gpus.pop(gpu_uuid, None)
             self._daemons.pop(gpu_uuid, None)
         else:
-            doing = Kept(mode=wanted, problem="being set up", restarts=gpu.restarts)
+            doing = Kept(mode=wanted, problem="being set up")
             self._register.write(gpu_uuid, doing)
             self._do(gpu_uuid, wanted)
             gpu.settled, gpu.problem = True, ""
-            self._register.write(gpu_uuid, Kept(mode=wanted, restarts=gpu.restarts))
+            self._register.write(gpu_uuid, Kept(mode=wanted))
         logger.info("GPU is set up", extra={"gpu": gpu_uuid, "sharing": str(wanted)})
 
     def _do(self, gpu_uuid: str, mode: Mode) -> None:

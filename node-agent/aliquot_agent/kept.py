@@ -36,8 +36,6 @@ class Kept:
     """What it is made, or was being made."""
     problem: str = ""
     """Why it is not that yet; empty: it is."""
-    restarts: int = 0
-    """How often its MPS daemon was lost and started again."""
 
 
 class Register:
@@ -75,7 +73,6 @@ class Register:
             "keeper": self._token,
             "mode": str(kept.mode),
             "problem": kept.problem,
-            "restarts": kept.restarts,
         }
         files.write_atomic(self._path(gpu_uuid), json.dumps(body).encode(), mode=0o600)
 
@@ -154,7 +151,6 @@ def _decode(path: Path) -> tuple[Kept, str] | None:
         kept = Kept(
             mode=modes.parse(body["mode"], field="mode"),
             problem=str(body["problem"]),
-            restarts=int(body["restarts"]),
         )
         return kept, str(body["keeper"])
     except FileNotFoundError:

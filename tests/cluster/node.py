@@ -220,6 +220,8 @@ disabled_plugins = [
             "clusterDomain": "cluster.local",
             "nodeLeaseDurationSeconds": 8,
             "nodeStatusReportFrequency": "10s",
+            # A pod whose claim could not be prepared is looked at again only then.
+            "syncFrequency": "10s",
             "maxPods": 250,
             "serializeImagePulls": False,
             "kubeAPIQPS": 500,

@@ -128,11 +128,15 @@ class Installation:
         except urllib.error.HTTPError as error:
             return error.read().decode()
 
+    def agent_status(self, node: str) -> Object:
+        """Status of the agent's own container, beside which others run in the pod."""
+        statuses = self.pod_of("aliquot-agent", node=node)["status"]["containerStatuses"]
+        [found] = [status for status in statuses if status["name"] == "agent"]
+        return dict(found)
+
     def kill_agent(self, node: str) -> int:
         """SIGKILL to the agent's process on `node`; answers its pid."""
-        pod = self.pod_of("aliquot-agent", node=node)
-        container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
-        pid = _pid_of(container)
+        pid = _pid_of(self.agent_status(node)["containerID"].partition("//")[2])
         os.kill(pid, signal.SIGKILL)
         return pid
 

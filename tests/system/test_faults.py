@@ -3,16 +3,40 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from aliquot_api import names
+from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.system.installation import NAMESPACE, Installation
 from tests.system.workloads import MIB, Tenant, gpu_pod
 
+AWAY_S = float(os.environ.get("ALIQUOT_AWAY_S", "30"))
+"""How long the API server is away while pods run and end; the long form is 300."""
+
 pytestmark = pytest.mark.faults
+
+
+def hand_written_claim(memory: str) -> Object:
+    """A claim named `shared`, as a user writes it."""
+    exactly = {"deviceClassName": names.DEVICE_CLASS, "capacity": {"requests": {"memory": memory}}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "shared"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    }
+
+
+def claiming_pod(name: str) -> Object:
+    """A pod that uses it."""
+    pod = gpu_pod(name)
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "shared"}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    return pod
 
 
 @pytest.fixture
@@ -32,6 +56,24 @@ def test_with_the_webhook_dead_gpu_pods_are_refused_and_others_start(tenant: Ten
     assert "aliquot" in tenant.refusal(gpu_pod("gpu", vgpu=1, gpumem=1000))
     tenant.create(gpu_pod("plain", command=["sleep", "1000"]))
     tenant.bed.wait_for_pod("plain", tenant.namespace)
+
+
+def test_with_the_webhook_dead_the_agent_refuses_a_privileged_pod_and_tells_it(
+    tenant: Tenant, bed: Cluster, request: pytest.FixtureRequest
+) -> None:
+    bed.api.create(hand_written_claim("1000Mi"), namespace=tenant.namespace)
+    request.getfixturevalue("webhook_is_dead")
+    pod = claiming_pod("root")
+    pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    tenant.create(pod)
+
+    def told() -> str | None:
+        events = bed.api.list("events", tenant.namespace, fields="reason=GPUShareRefused")
+        return next((each["message"] for each in events if each["involvedObject"]["kind"] == "Pod"), None)
+
+    message = bed.wait_for(told, what="an event on the pod", timeout_s=60)
+    assert "container main of pod root is privileged" in message
+    assert bed.get("pods", "root", tenant.namespace)["status"]["phase"] == "Pending"
 
 
 def test_a_killed_agent_comes_back_and_running_pods_keep_their_limit(
@@ -141,8 +183,10 @@ def test_what_ends_while_the_server_is_away_is_undone_meanwhile(
     books = aliquot.books(node)
     [group] = [each["group"] for each in books["groups"] if each["host"] == "ending" and each["used"] > 0]
     pids = [each["pid"] for each in books["processes"] if each["group"] == group and each["alive"]]
-    address = aliquot.pod_of("aliquot-agent", node=node)["status"]["podIP"]
+    status = aliquot.pod_of("aliquot-agent", node=node)["status"]
+    address, restarts = status["podIP"], status["containerStatuses"][0]["restartCount"]
     bed.stop("apiserver")
+    back_s = time.monotonic() + AWAY_S
     try:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -155,29 +199,26 @@ def test_what_ends_while_the_server_is_away_is_undone_meanwhile(
         bed.wait_for(
             lambda: share["share"] not in aliquot.page_at(address, "status"), what="its share to be forgotten"
         )
+        bed.wait_for(
+            lambda: time.monotonic() > back_s and "ok" in aliquot.page_at(address, "healthz"),
+            what="the agent to live on",
+            timeout_s=AWAY_S + 30,
+        )
     finally:
         bed.start("apiserver")
     bed.wait_ready()
     aliquot.wait_ready()
     assert bed.get("pods", "staying", tenant.namespace)["status"]["phase"] == "Running"
+    [agent] = aliquot.pod_of("aliquot-agent", node=node)["status"]["containerStatuses"]
+    assert agent["restartCount"] == restarts
 
 
 def test_a_claim_made_anew_under_the_same_name_gets_its_own_share(
     aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
 ) -> None:
     def make(memory: str, pod: str) -> str:
-        exactly = {"deviceClassName": names.DEVICE_CLASS, "capacity": {"requests": {"memory": memory}}}
-        claim = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {"name": "shared"},
-            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
-        }
-        user = gpu_pod(pod)
-        user["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "shared"}]
-        user["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-        made = bed.api.create(claim, namespace=tenant.namespace)
-        tenant.create(user)
+        made = bed.api.create(hand_written_claim(memory), namespace=tenant.namespace)
+        tenant.create(claiming_pod(pod))
         return str(made["metadata"]["uid"])
 
     first = make("1000Mi", "one")

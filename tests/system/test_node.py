@@ -52,6 +52,25 @@ def well_again(aliquot: Installation, node: str) -> Iterator[None]:
     aliquot.bed.wait_for(is_well, what="the GPU to be well", timeout_s=40)
 
 
+@pytest.fixture
+def configure(aliquot: Installation) -> Iterator[Callable[[str], None]]:
+    """Writes the node configuration; afterwards there is none."""
+
+    def write(text: str) -> None:
+        head = "apiVersion: aliquot.dev/v1alpha1\nkind: NodeConfig\n"
+        aliquot.bed.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "aliquot-node-config", "namespace": NAMESPACE},
+                "data": {"config.yaml": head + text},
+            }
+        )
+
+    yield write
+    aliquot.bed.delete("configmaps", "aliquot-node-config", NAMESPACE)
+
+
 @pytest.mark.usefixtures("well_again")
 def test_a_sick_gpu_takes_no_new_pods_until_it_was_reset(
     aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
@@ -94,6 +113,23 @@ def test_a_sick_gpu_takes_no_new_pods_until_it_was_reset(
     assert "GpuRecovered" in node_events(bed, node)
 
 
+@pytest.mark.skipif(DROPS_TAINTS, reason="the API server of 1.35 drops device taints: nothing can be evicted")
+@pytest.mark.usefixtures("well_again")
+def test_after_a_memory_error_pods_go_where_node_configuration_says_so(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster, configure: Callable[[str], None]
+) -> None:
+    configure("defaults: {health: {effect: NoExecute}}\n")
+    tenant.create(gpu_pod("ended", vgpu=1, gpumem=1000))
+    tenant.wait_said("ended", "going on")
+    aliquot.inject(node, "ecc", "--gpu", "0")
+    bed.wait_for(
+        lambda: not bed.list("pods", tenant.namespace), what="the pod to be ended by the taint", timeout_s=40
+    )
+    [taint] = (device(aliquot, node) or {})["taints"]
+    assert (taint["key"], taint["effect"]) == (f"{names.DRIVER}/unhealthy", "NoExecute")
+    assert taint["value"] in ("xid-48", "ecc")  # the driver reports it, and counts it
+
+
 @pytest.mark.usefixtures("well_again")
 def test_a_gpu_that_fell_off_the_bus_is_out_and_back(
     aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
@@ -112,25 +148,6 @@ def test_a_gpu_that_fell_off_the_bus_is_out_and_back(
     aliquot.inject(node, "recover", "--gpu", "0")
     tenant.create(gpu_pod("after", vgpu=1, gpumem=1000))
     assert tenant.wait_said("after", "device")["total_mib"] == 1000
-
-
-@pytest.fixture
-def configure(aliquot: Installation) -> Iterator[Callable[[str], None]]:
-    """Writes the node configuration; afterwards there is none."""
-
-    def write(text: str) -> None:
-        head = "apiVersion: aliquot.dev/v1alpha1\nkind: NodeConfig\n"
-        aliquot.bed.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": "aliquot-node-config", "namespace": NAMESPACE},
-                "data": {"config.yaml": head + text},
-            }
-        )
-
-    yield write
-    aliquot.bed.delete("configmaps", "aliquot-node-config", NAMESPACE)
 
 
 def test_node_configuration_counts_at_once_and_a_bad_one_changes_nothing(
@@ -286,11 +303,14 @@ def test_gpu_access_that_comes_late_costs_no_back_off(
         tenant.create(gpu_pod("early", vgpu=1, gpumem=700))
         agent = aliquot.pod_of("aliquot-agent", node=node)["metadata"]["name"]
         bed.wait_for(
-            lambda: "waiting for GPU access" in bed.logs(agent, NAMESPACE), what="the agent to wait for it"
+            lambda: "waiting for GPU access" in bed.logs(agent, NAMESPACE, container="agent"),
+            what="the agent to wait for it",
         )
     finally:
         away.rename(spec)
     assert tenant.wait_said("early", "device", timeout_s=20)["total_mib"] == 700
+    said = [event["reason"] for event in bed.list("events", tenant.namespace)]
+    assert "FailedPrepareDynamicResources" not in said
 
 
 def test_the_status_is_there_while_the_server_is_away(

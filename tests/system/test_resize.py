@@ -281,8 +281,7 @@ def test_an_agent_that_is_killed_while_a_share_grows_goes_on(
 
 
 def _restarts(aliquot: Installation, node: str) -> int:
-    [status] = aliquot.pod_of("aliquot-agent", node=node)["status"]["containerStatuses"]
-    return int(status["restartCount"])
+    return int(aliquot.agent_status(node)["restartCount"])
 
 
 def test_growth_and_new_claims_race_for_the_same_memory(

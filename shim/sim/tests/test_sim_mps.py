@@ -88,9 +88,11 @@ def mps(node: Node, open_path: Path) -> Iterator[Mps]:
     assert smi(node, "-c", "EXCLUSIVE_PROCESS") == ""
     started = daemon.run("-d", "-M")
     assert started.returncode == 0, started.stderr
-    wait_until((daemon.pipe / "nvidia-cuda-mps-control.pid").exists, "the daemon to begin")
-    yield daemon
-    daemon.stop()
+    try:
+        wait_until((daemon.pipe / "nvidia-cuda-mps-control.pid").exists, "the daemon to begin")
+        yield daemon
+    finally:
+        daemon.stop()
 
 
 def smi(node: Node, *arguments: str, fails: bool = False) -> str:
@@ -233,18 +235,20 @@ def test_without_server_clients_fail_clearly_and_new_ones_recover(mps: Mps, vict
 def test_users_wait_for_one_another_without_m(node: Node, open_path: Path) -> None:
     mps = Mps(node, open_path)
     assert mps.run("-d").returncode == 0
-    wait_until((mps.pipe / "control").exists, "the daemon to begin")
-    first = mps.client()
-    first.start()
-    second = mps.client(uid=1234)
-    assert second.popen.stdin
-    second.popen.stdin.write('["cuInit", 0]\n')
-    server = mps.say("get_server_list")
-    assert mps.say("get_server_list") == server
-    first.end()
-    assert second._answer().code == 0
-    assert mps.say("get_server_list") != server
-    mps.stop()
+    try:
+        wait_until((mps.pipe / "control").exists, "the daemon to begin")
+        first = mps.client()
+        first.start()
+        second = mps.client(uid=1234)
+        assert second.popen.stdin
+        second.popen.stdin.write('["cuInit", 0]\n')
+        server = mps.say("get_server_list")
+        assert mps.say("get_server_list") == server
+        first.end()
+        assert second._answer().code == 0
+        assert mps.say("get_server_list") != server
+    finally:
+        mps.stop()
 
 
 def test_an_exclusive_gpu_that_somebody_has_takes_no_server(mps: Mps) -> None:

@@ -119,8 +119,6 @@ def test_every_setting_of_the_agent_has_a_value_with_its_own_default() -> None:
                 "BOOT_ID_FILE",
                 "POD_UID",
                 "RUN_DIR",
-                "SMI",
-                "MPS_CONTROL",
             ),
         )
     }

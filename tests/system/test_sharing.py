@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of sharing on the real scheduler: three GPUs of a node, by the library, by time slices and by MPS."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from aliquot_api import names
+from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
+from tests.system.images import BUILD
+from tests.system.installation import NAMESPACE, TEST_VALUES, Installation, gates, kubernetes_version
+from tests.system.workloads import Tenant, gpu_pod
+from tests.testkit.chart import merged
+
+RPC_FAILURE: Final = 806
+WAYS: Final = {"shim": "shim", "timeslice=short": "timeslice", "mps": "mps"}
+VALUES: Final = {
+    "simulatedGpu": {"gpus": "l4:3"},
+    "nodeConfiguration": {
+        "defaults": {"gpus": [{"match": [1], "sharing": "timeslice=short"}, {"match": [2], "sharing": "mps"}]}
+    },
+}
+SMI: Final = "/var/lib/aliquot-sim/lib/aliquot-smi"
+SETTINGS: Final = f"{SMI} --query-gpu=compute_mode --format=csv,noheader; {SMI} compute-policy -l"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Installation]:
+    """Aliquot on a node with one GPU of each way."""
+    with Cluster.up(name="sharing", kubernetes=kubernetes_version(), gates=gates()) as bed:
+        installation = Installation(bed, values=merged(TEST_VALUES, VALUES))
+        installation.install()
+        try:
+            installation.wait_ready()
+            yield installation
+        finally:
+            bed.collect(BUILD / "failures" / "sharing")
+
+
+def asking(
+    name: str, sharing: str | None, *, command: list[str], gpumem: int = 1000, gpucores: int = 0
+) -> Object:
+    pod = gpu_pod(name, command=command, vgpu=1, gpumem=gpumem, gpucores=gpucores)
+    if sharing is not None:
+        pod["metadata"]["annotations"] = {names.ANNOTATION_SHARING: sharing}
+    return pod
+
+
+def gpu_of(shared: Installation, tenant: Tenant, pod: str) -> Object:
+    """Attributes of the GPU that a pod was given."""
+    [result] = tenant.claim_of(pod)["status"]["allocation"]["devices"]["results"]
+    [node] = shared.bed.nodes
+    [device] = [each for each in shared.devices(node) if each["name"] == result["device"]]
+    return dict(device["attributes"])
+
+
+def settings(shared: Installation) -> list[str]:
+    """Compute modes of the three GPUs, then their time slices, by the driver's tool."""
+    agent = shared.pod_of("aliquot-agent")["metadata"]["name"]
+    told = shared.bed.exec(agent, ["sh", "-c", SETTINGS], NAMESPACE, container="sharing")
+    return [line.split(":")[-1].strip() for line in told.splitlines()]
+
+
+PLAIN: Final = ["Default"] * 6
+
+
+def test_each_way_has_its_gpu_and_leaves_nothing(shared: Installation) -> None:
+    bed = shared.bed
+    tenant = Tenant(bed, namespace="tenant", labels={names.INJECT_LABEL: names.INJECT_ENABLED})
+    assert settings(shared) == PLAIN
+    assert "timeslice=short" in tenant.refusal(asking("x", "timeslice=long", command=["elastic", "10"]))
+
+    for way in WAYS:
+        name = way.partition("=")[0]
+        tenant.create(asking(name, way, command=["elastic", "100"], gpucores=40))
+    tenant.create(asking("unnamed", None, command=["elastic", "100"]))
+    for name in ("shim", "timeslice", "mps", "unnamed"):
+        tenant.wait_said(name, "full")
+        wanted = "shim" if name == "unnamed" else name
+        assert gpu_of(shared, tenant, name)["sharing"]["string"] == wanted
+        assert "total 1000" in tenant.said(name), "the library holds memory in every way"
+    assert settings(shared) == ["Default", "Default", "Exclusive_Process", "Default", "Short", "Default"]
+
+    # Full for its way: it waits, although two other GPUs have room.
+    tenant.create(asking("late", "mps", command=["elastic", "100"], gpumem=22500))
+    bed.wait_for(
+        lambda: any(each["reason"] == "FailedScheduling" for each in bed.events_of(tenant.pod("late"))),
+        what="the scheduler to find no GPU of that way",
+    )
+    environment = bed.exec("mps", ["env"], tenant.namespace)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40" in environment
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1000M" in environment
+    assert "CUDA_MPS" not in bed.exec("timeslice", ["env"], tenant.namespace)
+
+    lose_the_daemon(shared, tenant)
+    tenant.remove()
+    bed.wait_for(lambda: settings(shared) == PLAIN, what="every GPU to be plain again", timeout_s=30)
+    [node] = bed.nodes
+    directories = ["/usr/bin/find", "/run/aliquot-agent", "-path", "*/mps/*"]
+    bed.wait_for(lambda: not bed.node_exec(node, directories).split(), what="no directory of a daemon")
+
+
+def lose_the_daemon(shared: Installation, tenant: Tenant) -> None:
+    """Its tenants' programs end with a clear error; the next ones find a new daemon."""
+    agent = shared.pod_of("aliquot-agent")["metadata"]["name"]
+    kill = "kill -9 $(cat /run/aliquot-agent/mps/*/pipe/nvidia-cuda-mps-control.pid)"
+    shared.bed.exec(agent, ["sh", "-c", kill], NAMESPACE, container="sharing")
+    error = shared.bed.wait_for(lambda: tenant.said("mps").get("error"), what="the program to fail")
+    assert error["result"] == RPC_FAILURE
+    for name in ("shim", "timeslice"):
+        assert "error" not in tenant.said(name)
+    tenant.delete("late")
+    tenant.create(asking("next", "mps", command=["elastic", "100"]))
+    tenant.wait_said("next", "full")
