@@ -34,7 +34,7 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 
 ##@ Test it
 .PHONY: test test-unit test-shim test-shim-sanitized test-gpu test-cluster test-faults test-versions lint
-.PHONY: bench bench-shim bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
+.PHONY: bench bench-shim bench-compute bench-agent bench-webhook fuzz fuzz-shim fuzz-agent
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup helm sim shim ## Python parts without a cluster, and the contracts between parts
@@ -86,6 +86,9 @@ bench: bench-shim ## Measure; tables on the screen, figures in build/bench/*.jso
 bench-shim: setup sim shim ## Only the shim: what it adds to the bare simulated driver
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 
+bench-compute: setup sim shim ## Shares of GPU time: what tenants get, and what a launch costs (6 minutes)
+	@$(STEP) "benchmark of compute shares" $(PYTHON) -m tests.bench.compute
+
 bench-agent: setup sim shim ## Measure the node agent only
 	@$(STEP) "benchmark of the agent" $(PYTHON) -m tests.bench.agent
 
@@ -100,7 +103,7 @@ fuzz-agent: setup ## Fuzz what the agent reads: opaque configuration, ledgers, c
 	@$(STEP) "fuzz the agent's parsers" $(PYTHON) -m tests.fuzz.agent -max_total_time=$(FUZZ_S) -seed=$(FUZZ_SEED) -max_len=4096 -verbosity=0 -print_final_stats=1
 
 ##@ Work on it
-.PHONY: setup packages shim shim-release sim helm testbed images cluster-up cluster-down docs lock clean help
+.PHONY: setup packages shim shim-release wheel sim helm testbed images cluster-up cluster-down docs lock clean help
 setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
@@ -121,6 +124,9 @@ shim: setup ## Shim: build/shim/libaliquot.so
 
 shim-release: setup ## Shim for glibc 2.17 and newer: build/shim/release/{x86_64,aarch64}/libaliquot.so
 	@$(STEP) "build the shim for release" $(MAKE) -s -C shim release BUILD=$(BUILD)/shim PYTHON=$(PYTHON)
+
+wheel: shim-release ## Wheel that carries the library for tenants by content hash: build/wheel/*.whl
+	@$(STEP) "wheel" env ALIQUOT_LIBRARIES=$(BUILD)/shim/release $(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(BUILD)/wheel .
 
 helm: setup
 	@$(STEP) "Helm" $(CLUSTER) helm >/dev/null

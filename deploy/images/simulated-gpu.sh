@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes this node look as if a GPU and its driver were installed: simulated driver libraries, aliquot-smi, the
+# Makes this node look as if a GPU and its driver were installed: simulated driver libraries and tools, the
 # GPUs' state, and the CDI spec that hands them to containers. GPUS is a list of PROFILE[:COUNT].
 set -eu
 : "${NODE_NAME:?}" "${GPUS:?}"
@@ -10,7 +10,7 @@ if [ -e "$driver" ]; then
     exit 1
 fi
 lib=/var/lib/aliquot-sim/lib
-for name in libcuda.so.1 libnvidia-ml.so.1 aliquot-smi; do
+for name in libcuda.so.1 libnvidia-ml.so.1 aliquot-smi nvidia-cuda-mps-control; do
     # Renamed into place: a running process keeps the file that it has mapped.
     cp "/opt/aliquot-sim/$name" "$lib/.$name.new"
     mv "$lib/.$name.new" "$lib/$name"

@@ -59,7 +59,7 @@ class SharedGpu:
         for key, share in shares.items():
             if key not in self._held:
                 # It may be being prepared; the watcher logs the rest.
-                with suppress(FileNotFoundError, region.DamagedRegion):
+                with suppress(OSError, region.DamagedRegion):
                     self._held[key] = _Held(ShareFiles(path=share.path))
             if key in self._held:
                 self._held[key].update(share)

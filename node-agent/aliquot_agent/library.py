@@ -7,6 +7,7 @@ Running containers keep the version they started with; a new agent brings a new 
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import threading
 import time
@@ -99,6 +100,16 @@ class Library:
             return name == Path(folder).name and (Path(folder) / cdi.PRELOAD).read_bytes() == _PRELOAD_TEXT
         except OSError:
             return False
+
+
+def default_source(image: Path = Path("/opt/aliquot/libaliquot.so")) -> Path:
+    """The image's library, or else the one in this package, if it holds what its folder's name says."""
+    carried = Path(__file__).parent / "lib" / platform.machine()
+    if not image.exists():
+        for path in sorted(carried.glob(f"*/{cdi.LIBRARY}")):
+            if _name(path.read_bytes()) == path.parent.name:
+                return path
+    return image
 
 
 def _name(data: bytes) -> str:

@@ -33,10 +33,13 @@ _ANY_USER: Final = 0o1777
 class Daemon:
     """The daemon of one GPU, in `directory`. `start`, then `stop`."""
 
-    def __init__(self, *, gpu_uuid: str, directory: Path, control: str) -> None:
+    def __init__(
+        self, *, gpu_uuid: str, directory: Path, control: str, memory: Path = Path("/dev/shm")
+    ) -> None:
         self._gpu_uuid = gpu_uuid
         self._directory = directory
         self._control = control
+        self._memory = memory
         self._asked_s = 0.0
         self._pids: tuple[int, ...] = ()
 
@@ -46,6 +49,7 @@ class Daemon:
             path = self._directory / name
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(_ANY_USER)
+        self._memory.chmod(_ANY_USER)
         # -M: one server for the programs of all users, who are different tenants.
         run([self._control, "-d", "-M"], timeout_s=_START_S, environment=self._environment())
         deadline = time.monotonic() + _START_S

@@ -9,8 +9,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from aliquot_agent import devices, fit, held, outside, processes, registration
 from aliquot_agent.basespecs import BaseSpecs
@@ -40,6 +40,7 @@ from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Load, Nvml
 from aliquot_agent.outside import Outside
 from aliquot_agent.pages import PageServer
+from aliquot_agent.parts import Part, stop_together
 from aliquot_agent.picture import Observation
 from aliquot_agent.plugin import DraPlugin
 from aliquot_agent.pods import Pods
@@ -57,16 +58,6 @@ logger = logging.getLogger(__name__)
 _REGISTRATION: Final = "registration"
 _TAKE_OVER_S: Final = 0.5
 EVENT_REFUSED: Final = "GPUShareRefused"
-
-
-class Part(Protocol):
-    """What is started and stopped."""
-
-    def start(self) -> None:
-        """Begins."""
-
-    def stop(self) -> None:
-        """Ends."""
 
 
 class Agent:
@@ -266,27 +257,12 @@ class Agent:
         self._ended.put(None)
 
     def stop(self) -> None:
-        """Ends every thread and removes both sockets, within seconds. Running pods notice nothing.
-
-        All parts at once: each may wait for the server's answer to its last question.
-        """
-        self._stop_all([self._leader.stop])  # it starts others
-        self._stop_all([part.stop for part in self._started if part is not self._leader])
-        self._stop_all([self._hardware.close, self._leadership.give_up])
-
-    def _stop_all(self, stops: Sequence[Callable[[], None]]) -> None:
-        def end(stop: Callable[[], None]) -> None:
-            try:
-                stop()
-            except Exception as error:  # the others must still stop
-                logger.exception("a part does not stop")
-                self.failed = self.failed or f"a part does not stop: {error!r}"
-
-        threads = [threading.Thread(target=end, args=(stop,), name="stop") for stop in stops]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        """Ends every thread and removes both sockets, within seconds. Running pods notice nothing."""
+        rest = [part.stop for part in self._started if part is not self._leader]
+        # The leader's loop starts others; NVML and leadership are needed until the others have ended.
+        for stops in ([self._leader.stop], rest, [self._hardware.close, self._leadership.give_up]):
+            problem = stop_together(stops)
+            self.failed = self.failed or problem
 
     def _begin(self, part: Part) -> None:
         self._started.append(part)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aliquot_agent import library
 from aliquot_api import names, quantity
 from aliquot_api.errors import InvalidInput
 
@@ -168,7 +169,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--device-plugins-dir", Path(names.DEVICE_PLUGINS_DIR), "kubelet's device plugins", Path)
     add("--state-dir", Path(names.HOST_STATE_DIR), "the library, on the host's disk", Path)
     add("--run-dir", Path(names.HOST_RUN_DIR), "share directories, on the host's tmpfs", Path)
-    add("--library", Path("/opt/aliquot/libaliquot.so"), "the library for tenants", Path)
+    add("--library", library.default_source(), "the library for tenants", Path)
     add("--smi", "nvidia-smi", "the driver's tool for time slices and compute mode")
     add("--mps-control", "nvidia-cuda-mps-control", "control program of MPS")
     add("--reserve", "0Mi", "memory per GPU that is never handed out, by default")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of a whole GPU that only the driver's own tool makes: nvidia-smi, or one with its command line."""
 
+import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from typing import Final
 
@@ -40,7 +40,7 @@ def run(
 ) -> str:
     """What a program printed. Raises ToolFailed when it is not there, fails, or takes too long."""
     # Into a file: a daemon that the program leaves behind may hold its output for ever.
-    with tempfile.TemporaryFile() as output:
+    with os.fdopen(os.memfd_create("output"), "w+b") as output:
         try:
             done = subprocess.run(
                 command,

@@ -76,6 +76,12 @@ void aq_purse_give(const struct aq_share *share, uint64_t ns) {
   __atomic_add_fetch(&aq_purses[share->index].left_ns, (int64_t)ns, __ATOMIC_RELAXED);
 }
 
+void aq_purse_refund(const struct aq_share *share, uint64_t ns) {
+  int64_t left = __atomic_load_n(&aq_purses[share->index].left_ns, __ATOMIC_RELAXED);
+  if (left < (int64_t)AQ_REFUND_NS)
+    aq_purse_give(share, lesser(ns, AQ_REFUND_NS - (uint64_t)(left > 0 ? left : 0)));
+}
+
 /* Whoever sees first that the share grew shortens the wait; if it dies before it has, nobody does. */
 static void follow_share(struct aq_ledger *ledger, uint64_t now, uint64_t share) {
   uint64_t before = load(&ledger->paced_millipercent);

@@ -18,9 +18,10 @@
 #define AQ_BURST_NS          50000000ULL /* of the clock: what an idle share saves up */
 #define AQ_AHEAD_NS          500000ULL   /* drawn at once: most launches find it here */
 #define AQ_HORIZON_NS                                                                                        \
-  60000000000ULL               /* no debt lies further ahead: more is a spoilt word, or an old boot's        \
-                                */
-#define AQ_PIECE_NS 5000000ULL /* slept at once: a change of the share is seen after it */
+  60000000000ULL                 /* no debt lies further ahead: more is a spoilt word, or an old boot's      \
+                                  */
+#define AQ_REFUND_NS 20000000ULL /* the purse holds this much after a refund */
+#define AQ_PIECE_NS  5000000ULL  /* slept at once: a change of the share is seen after it */
 
 /* --- pure --- */
 
@@ -60,6 +61,8 @@ static inline bool aq_purse_take(const struct aq_share *share, uint64_t cost_ns)
 
 /* Puts back what was not used after all. */
 void aq_purse_give(const struct aq_share *share, uint64_t ns);
+/* The same for a guess that was too high: many of them together must not become a flood. */
+void aq_purse_refund(const struct aq_share *share, uint64_t ns);
 
 /* One attempt to fill the purse, so that `cost_ns` can be taken. How long to wait before the next; 0: done.
  */

@@ -181,7 +181,7 @@ static void settle(const struct aq_probe *probe, float ms) {
   if (owed > 0)
     aq_budget_charge(probe->share, (uint64_t)owed);
   else if (owed < 0)
-    aq_purse_give(probe->share, (uint64_t)-owed);
+    aq_purse_refund(probe->share, (uint64_t)-owed);
 }
 
 /* A busy place: its events are asked. */

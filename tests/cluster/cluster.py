@@ -41,6 +41,7 @@ class Cluster(Machinery):
         nodes: int = 1,
         kubernetes: str = DEFAULT_KUBERNETES,
         gates: Mapping[str, bool] | None = None,
+        api_server_flags: Sequence[str] = (),
         node_disk_bytes: int | None = None,
         keep: bool = False,
         artifacts: Path | None = None,
@@ -51,7 +52,12 @@ class Cluster(Machinery):
         If it does not come up, its logs are stored in the folder `artifacts`.
         """
         spec = Spec(
-            name=name, nodes=nodes, kubernetes=kubernetes, gates=gates or {}, node_disk_bytes=node_disk_bytes
+            name=name,
+            nodes=nodes,
+            kubernetes=kubernetes,
+            gates=gates or {},
+            api_server_flags=api_server_flags,
+            node_disk_bytes=node_disk_bytes,
         )
         _check_machine()
         binaries = programs.ensure(kubernetes)
@@ -236,7 +242,8 @@ class Cluster(Machinery):
         self._start_storage_and_api()
         with ThreadPoolExecutor() as pool:
             jobs = [pool.submit(self._first_boot, node, images) for node in self.nodes]
-            self._wait_api(controlplane.API_SERVER, lambda: self.api.raw("/livez/ping"))
+            # The controller manager gives up on a server that is not healthy within 10 s of its own start.
+            self._wait_api(controlplane.API_SERVER, lambda: self.api.raw("/healthz"))
             self.start(controlplane.CONTROLLER_MANAGER)
             self.start(controlplane.SCHEDULER)
             for job in jobs:

@@ -81,7 +81,9 @@ def daemons(
     control, pki = layout.control, layout.pki
     return [
         Daemon(ETCD, (*enter, str(binaries.etcd / "etcd"), *_etcd_flags(control / "etcd"))),
-        kubernetes(API_SERVER, "kube-apiserver", *_api_server_flags(layout, addresses)),
+        kubernetes(
+            API_SERVER, "kube-apiserver", *_api_server_flags(layout, addresses), *spec.api_server_flags
+        ),
         kubernetes(
             CONTROLLER_MANAGER,
             "kube-controller-manager",

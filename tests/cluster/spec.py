@@ -4,7 +4,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class Spec:
     kubernetes: str = DEFAULT_KUBERNETES
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Feature gates, given to every Kubernetes program."""
+    api_server_flags: Sequence[str] = ()
+    """More flags for the API server."""
     node_disk_bytes: int | None = None
     """Puts each node's /var/lib on a file system of that size, to be filled by tests."""
 

@@ -83,7 +83,10 @@ def main() -> int:
         tree={
             **{
                 f"/opt/aliquot-sim/{file}": sim / file
-                for file in ("libcuda.so.1", "libnvidia-ml.so.1", "aliquot-sim", "aliquot-smi")
+                for file in (
+                    *("libcuda.so.1", "libnvidia-ml.so.1"),
+                    *("aliquot-sim", "aliquot-smi", "nvidia-cuda-mps-control"),
+                )
             },
             "/opt/aliquot-sim/node": ROOT / "deploy/images/simulated-gpu.sh",
         },

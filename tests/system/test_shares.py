@@ -146,7 +146,9 @@ def test_pods_that_ask_for_no_gpu_are_untouched(aliquot: Installation, tenant: T
     assert "annotations" not in made["metadata"]
     tenant.bed.wait_for_pod("plain", tenant.namespace)
     assert not bed.audit.requests(since=before, user="aliquot-system:aliquot-webhook", verb="create")
-    assert not bed.audit.requests(since=before, user="aliquot-system:aliquot-agent", verb="get")
+    assert not bed.audit.requests(
+        since=before, user="aliquot-system:aliquot-agent", verb="get", namespace=tenant.namespace
+    )
 
 
 def test_a_namespace_without_the_label_is_untouched(aliquot: Installation, bed: Cluster) -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,13 +70,14 @@ class Installation:
                 del each["spec"]["selector"]
                 each["spec"]["ports"] = [{"name": "https", "port": 443, "protocol": "TCP"}]
 
-    def install(self) -> None:
-        """Apply the manifests, start both processes, wait until the configuration can be used."""
+    def install(self, settings: Mapping[str, object] | None = None) -> None:
+        """Apply the manifests, start both processes (the webhook with `settings`), wait until the
+        configuration can be used."""
         self.cluster.apply(self.manifests)
         for account in ("webhook", "controller"):
             self._kubeconfig(account)
         self.start("controller")
-        self.start("webhook")
+        self.start("webhook", settings=settings)
         self.wait_ready()
 
     def remove(self) -> None:
@@ -84,13 +85,20 @@ class Installation:
         for name in list(self._processes):
             self.stop(name)
 
-    def start(self, name: str, *, listed: bool = True, **settings: object) -> None:
-        """Start a process; `listed`: the API server may call it at once."""
+    def start(
+        self,
+        name: str,
+        *,
+        listed: bool = True,
+        settings: Mapping[str, object] | None = None,
+        **more: object,
+    ) -> None:
+        """Start a process with these settings; `listed`: the API server may call it at once."""
         kind = name.partition("-")[0]
         port = self._ports[name] = _free_port(self.host)
         command = [sys.executable, "-m", f"aliquot_{kind}", "--host", self.host, "--port", str(port)]
         command += ["--kubeconfig", str(self._folder / f"{kind}.kubeconfig")]
-        own = {key.replace("_", "-"): value for key, value in settings.items()}
+        own = {key.replace("_", "-"): value for key, value in {**(settings or {}), **more}.items()}
         known = {key: value for key, value in self._settings.items() if key in QUICK[kind]}
         for key, value in (QUICK[kind] | known | own).items():
             command += [f"--{key}", str(value)]
@@ -138,6 +146,10 @@ class Installation:
             ]
         )
 
+    def address(self, name: str) -> str:
+        """Host and port of a process."""
+        return f"{self.host}:{self._ports[name]}"
+
     def log(self, name: str) -> str:
         """What it has said."""
         log = self._folder / f"{name}.log"
@@ -147,7 +159,7 @@ class Installation:
         """A page of a process."""
         scheme = "https" if name.startswith("webhook") else "http"
         answer = subprocess.run(
-            ["curl", "-sk", f"{scheme}://{self.host}:{self._ports[name]}{path}"],
+            ["curl", "-sk", f"{scheme}://{self.address(name)}{path}"],
             capture_output=True,
             check=False,
             timeout=10,

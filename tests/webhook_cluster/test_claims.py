@@ -2,6 +2,7 @@
 """Claims, templates and pods that were written by hand, on the real API server."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.webhook_cluster.installation import Installation, container, pod, ref
 from tests.webhook_cluster.test_admission import wait_allocated
 
 CLASS = "gpu.aliquot.dev"
+DEBUGGING = "ephemeralcontainers"
 
 
 def ask(*, count: int = 1, **capacity: str) -> dict[str, Any]:
@@ -188,6 +190,36 @@ def test_other_pods_pass_the_policy_untouched(cluster: Cluster, plain_namespace:
     other = container()
     other["resources"] = {"limits": {"deviceclass.resource.kubernetes.io/nic.example": "1", "cpu": "1"}}
     assert cluster.api.create(pod("p", plain_namespace, other), dry_run=True)
+
+
+def test_nobody_debugs_a_share_with_a_privileged_container(cluster: Cluster, namespace: str) -> None:
+    cluster.api.create(pod("share", namespace, container(gpumem=1000)))
+    cluster.api.create(pod("plain", namespace, container()))
+
+    def debug(name: str, container_name: str, context: dict[str, Any]) -> None:
+        debugger = {**container(container_name), "securityContext": context}
+        debugger.pop("resources")
+        cluster.api.patch(
+            "pods", name, {"spec": {"ephemeralContainers": [debugger]}}, namespace, subresource=DEBUGGING
+        )
+
+    cluster.wait_for(
+        lambda: _is_denied(lambda: debug("share", "a", {"privileged": True})) or None,
+        what="the policy to be in force",
+    )
+    for word in ("SYS_ADMIN", "cap_sys_admin", "ALL"):
+        with pytest.raises(ApiError, match="this pod has a share of a GPU"):
+            debug("share", "a", {"capabilities": {"add": ["NET_ADMIN", word]}})
+    debug("share", "b", {"capabilities": {"add": ["SYS_PTRACE"]}})
+    debug("plain", "c", {"privileged": True})
+
+
+def _is_denied(act: Callable[[], None]) -> bool:
+    try:
+        act()
+    except ApiError as error:
+        return "this pod has a share of a GPU" in error.message
+    return False
 
 
 LIMIT = "aliquot.dev/gpu-memory-limit"

@@ -148,35 +148,83 @@ def test_a_new_authority_is_trusted_before_it_is_served(
     admissions.wait_for(30)
 
 
+class CertManager:
+    """What cert-manager, its cainjector and the kubelet do with what the chart asks of them (the programs
+    themselves are not here): a Secret of kind kubernetes.io/tls, caBundle by annotation, a mounted folder."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        rendered = render({"certManager": {"enabled": True}}, served=["cert-manager.io/v1"])
+        (self._certificate,) = [each for each in rendered if each["kind"] == "Certificate"]
+        self._annotations = {
+            each["kind"]: each["metadata"]["annotations"]
+            for each in rendered
+            if each["kind"].endswith("WebhookConfiguration")
+        }
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names that the chart wants in the certificate."""
+        hosts: list[str] = self._certificate["spec"]["dnsNames"]
+        return hosts
+
+    def issue(self, bundle: certs.Bundle) -> None:
+        """Write the Secret anew; the kubelet brings it into the pod, all files in one rename."""
+        parts = {"ca.crt": bundle.authority, "tls.crt": bundle.certificate, "tls.key": bundle.key}
+        name, namespace = self._certificate["spec"]["secretName"], self._certificate["metadata"]["namespace"]
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "annotations": {"cert-manager.io/certificate-name": self._certificate["metadata"]["name"]},
+            },
+            "data": {key: base64.b64encode(content).decode() for key, content in parts.items()},
+        }
+        self._cluster.delete("secrets", name, namespace)
+        live = self._cluster.api.create(secret)
+        version = self._folder / f"..{live['metadata']['resourceVersion']}"
+        version.mkdir()
+        for key, content in live["data"].items():
+            (version / key).write_bytes(base64.b64decode(content))
+            if not (self._folder / key).is_symlink():
+                (self._folder / key).symlink_to(f"..data/{key}")
+        (self._folder / "..new").symlink_to(version.name)
+        (self._folder / "..new").rename(self._folder / "..data")
+
+    def inject(self) -> None:
+        """caBundle from the Secret of the certificate that a configuration's annotation names."""
+        for kind, annotations in self._annotations.items():
+            namespace, name = annotations["cert-manager.io/inject-ca-from"].split("/")
+            assert name == self._certificate["metadata"]["name"]
+            secret = self._cluster.get("secrets", self._certificate["spec"]["secretName"], namespace)
+            plural = f"{kind.lower()}s"
+            webhooks = self._cluster.get(plural, "aliquot-webhook")["webhooks"]
+            for each in webhooks:
+                each["clientConfig"]["caBundle"] = secret["data"]["ca.crt"]
+            self._cluster.api.patch(plural, "aliquot-webhook", {"webhooks": webhooks})
+
+
 def test_certificates_that_somebody_else_renews(
     cluster: Cluster, installation: Installation, namespace: str, tmp_path: Path
 ) -> None:
-    """cert-manager: it writes the files of a mounted Secret, and caBundle."""
-    hosts = ["aliquot-webhook.aliquot-system.svc"]
-    first = certs.renewed(None, hosts=hosts, now=datetime.now(UTC))
+    manager = CertManager(cluster, tmp_path)
+    first = certs.renewed(None, hosts=manager.hosts, now=datetime.now(UTC))
     assert first is not None
-    second = certs.renewed(first, hosts=[*hosts, "another"], now=datetime.now(UTC))
+    second = certs.renewed(first, hosts=[*manager.hosts, "another"], now=datetime.now(UTC))
     assert second is not None
-
-    def write(bundle: certs.Bundle) -> None:
-        for name, content in (("tls.crt", bundle.certificate), ("tls.key", bundle.key)):
-            (tmp_path / f"{name}.new").write_bytes(content)
-            (tmp_path / f"{name}.new").rename(tmp_path / name)
-
-    write(first)
+    manager.issue(first)
     installation.stop("controller")
     installation.start("controller", keep_ca_bundle="false")
     installation.stop("webhook")
-    bundle = base64.b64encode(first.authority).decode()
-    for kind in CONFIGURATIONS:
-        webhooks = cluster.get(kind, "aliquot-webhook")["webhooks"]
-        for each in webhooks:
-            each["clientConfig"]["caBundle"] = bundle
-        cluster.api.patch(kind, "aliquot-webhook", {"webhooks": webhooks})
+    manager.inject()
     installation.start("webhook-3", certificate_folder=tmp_path)
     try:
         cluster.wait_for(lambda: _admits(cluster, namespace) or None, what="an admission")
-        write(second)
+        manager.issue(second)
         cluster.wait_for(
             lambda: installation.log("webhook-3").count("serving certificate") == 2 or None,
             what="the renewed certificate",

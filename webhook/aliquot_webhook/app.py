@@ -40,13 +40,21 @@ class Judge(Protocol):
 
 
 def create_app(
-    *, mutator: Judge, validator: Judge, metrics: Metrics, not_ready: Callable[[], Sequence[str]]
+    *,
+    mutator: Judge,
+    validator: Judge,
+    metrics: Metrics,
+    not_ready: Callable[[], Sequence[str]],
+    may_ask: Callable[[object], bool] = lambda connection: True,
 ) -> Flask:
-    """The WSGI application. `not_ready` says what is still missing before pods can be judged."""
+    """The WSGI application. `not_ready` says what is still missing before pods can be judged, `may_ask`
+    whether who is at the other end of a connection may have reviews answered."""
     app = BoundedFlask("aliquot_webhook", static_folder=None)
 
     def judged(judge: Judge, kind: str) -> Response:
         started = time.perf_counter()
+        if not may_ask(request.environ.get("gunicorn.socket")):
+            return _text("want the client certificate of an API server", 401)
         if request.mimetype != "application/json":
             return _text("want content type application/json", 415)
         body = request.get_data(cache=False)

@@ -46,18 +46,25 @@ class _Pair:
 
 
 def renewed(current: Bundle | None, *, hosts: Sequence[str], now: datetime) -> Bundle | None:
-    """A bundle to use instead of `current`, or None if that is good for `hosts` and a while yet."""
+    """A bundle to use instead of `current`, or None if that is good for `hosts` and a while yet.
+
+    More hosts than wanted are no fault, and stay where some are missing: whoever shares the Secret may have
+    been told of other ones, and the two must not take turns for ever. At its regular renewal they are left
+    out.
+    """
     authority, serving = _authority(current), _serving(current)
     authority_is_due = authority is None or _is_due(authority.certificate, now)
     if authority is None or authority_is_due:
         authority = _make_authority(now, key=authority.key if authority else None)
+    present = _hosts_of(serving.certificate) if serving else []
     if (
         serving is None
         or _is_due(serving.certificate, now)
-        or set(_hosts_of(serving.certificate)) != set(hosts)
         or not _is_signed_by(serving.certificate, authority.certificate)
     ):
         serving = _issue(authority, hosts=hosts, now=now)
+    elif not set(hosts) <= set(present):
+        serving = _issue(authority, hosts=list(dict.fromkeys([*hosts, *present])), now=now)
     elif not authority_is_due:
         return None
     return Bundle(

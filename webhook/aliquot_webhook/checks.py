@@ -23,7 +23,7 @@ def check_reach(spec: JsonObject, requests: Sequence[GpuRequest], policy: Policy
     """A pod with a limit must not be able to lift it."""
     if policy.allow_privileged_whole_gpu and all(request.is_whole for request in requests):
         return
-    problem = next(beyond_its_share(spec), None)
+    problem = next(beyond_its_share(spec, policy.guarded_dirs), None)
     if problem is not None:
         raise problem
 

@@ -77,7 +77,7 @@ def check_pod(
         return
     everything_is_whole = all(each.is_whole for found in ours.values() for each in found)
     if not (everything_is_whole and policy.allow_privileged_whole_gpu):
-        problem = next(beyond_its_share(spec), None)
+        problem = next(beyond_its_share(spec, policy.guarded_dirs), None)
         if problem is not None:
             raise problem
     for kind in ("containers", "initContainers"):

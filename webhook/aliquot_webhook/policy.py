@@ -40,6 +40,8 @@ class Policy:
     """MiB that one unit of the memory resource stands for (memoryFactor)."""
     allow_privileged_whole_gpu: bool = False
     """A privileged container sees every GPU of its node: whole cards only, and only where this is set."""
+    guarded_dirs: tuple[str, ...] = ()
+    """Host folders of agents that are not in their usual places: no pod with a share may mount them."""
     allow_without_gpus: bool = True
     """Admit pods while no node publishes a GPU (they wait: pools that grow on demand need that)."""
     count_is_distinct: bool = True

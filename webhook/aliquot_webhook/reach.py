@@ -16,6 +16,8 @@ GUARDED: Final = (
     names.HOST_STATE_DIR,
     names.HOST_RUN_DIR,
     "/var" + names.HOST_RUN_DIR,
+    "/run/aliquot",  # pipes of MPS daemons
+    "/var/run/aliquot",
     names.PLUGIN_DIR,
     names.PLUGIN_REGISTRY_DIR,
     names.CDI_DIR,
@@ -30,8 +32,9 @@ GUARDED: Final = (
 """Host folders that decide what a container gets, and doors to them."""
 
 
-def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
-    """Each thing in pod spec `spec` that would make a GPU limit a mere wish."""
+def beyond_its_share(spec: JsonObject, guarded_dirs: tuple[str, ...] = ()) -> Iterator[InvalidInput]:
+    """Each thing in pod spec `spec` that would make a GPU limit a mere wish; `guarded_dirs` are more folders
+    that hold limits."""
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(items(spec.get(kind))):
             context = obj(container).get("securityContext")
@@ -45,7 +48,7 @@ def beyond_its_share(spec: JsonObject) -> Iterator[InvalidInput]:
         )
     for index, volume in enumerate(items(spec.get("volumes"))):
         path = text(dig(volume, "hostPath", "path"))
-        if path and any(_overlap(path, guarded) for guarded in GUARDED):
+        if path and any(_overlap(path, guarded) for guarded in (*GUARDED, *guarded_dirs)):
             yield InvalidInput(
                 field=f"spec.volumes[{index}].hostPath.path",
                 value=path[:64],

@@ -2,6 +2,7 @@
 """Assembles the webhook's parts, starts and stops them."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from wsgiref.types import WSGIApplication
@@ -21,7 +22,7 @@ from aliquot_webhook.reflector import Reflector
 from aliquot_webhook.review import Reviewer
 from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 from aliquot_webhook.templates import ROOT, SELECTOR, Templates
-from aliquot_webhook.tls import CertificateFolder, CertificateStore, ServingContext
+from aliquot_webhook.tls import CertificateFolder, CertificateStore, ServingContext, client_name
 from aliquot_webhook.trust import Trust
 from aliquot_webhook.validate import Validator
 
@@ -63,6 +64,16 @@ def charges(kube: Kube, settings: CommonSettings, inventory: LiveInventory) -> C
         whole_bytes=whole_bytes,
         reservation_s=settings.reservation_s,
     )
+
+
+def may_ask(settings: Settings) -> Callable[[object], bool]:
+    """Who may have reviews answered: anybody, unless clients have to show a certificate."""
+
+    def known(connection: object) -> bool:
+        name = client_name(connection)
+        return name is not None and (name in settings.client_names or not settings.client_names)
+
+    return known if settings.client_authority else lambda connection: True
 
 
 class Runtime:
@@ -126,6 +137,7 @@ class Runtime:
             ),
             metrics=self._metrics,
             not_ready=self._not_ready,
+            may_ask=may_ask(settings),
         )
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ import os
 import selectors
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, Protocol
 from wsgiref.types import WSGIApplication
 
@@ -121,7 +122,8 @@ class Server(BaseApplication):  # type: ignore[misc] # gunicorn has no types
     def __init__(self, *, settings: Settings, build: Callable[[ServingContext], Service]) -> None:
         self._settings = settings
         self._build = build
-        self._serving = ServingContext()
+        authority = settings.client_authority
+        self._serving = ServingContext(client_authority=Path(authority).read_text() if authority else "")
         self._service: Service | None = None
         super().__init__()
 

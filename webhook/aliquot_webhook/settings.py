@@ -91,10 +91,19 @@ class Settings(CommonSettings):
     certificate_folder: str = setting(
         "", "folder with tls.crt and tls.key that somebody else renews (cert-manager); empty: our own"
     )
+    client_authority: str = setting(
+        "", "PEM file: reviews only from clients with a certificate of this authority; empty: from anybody"
+    )
+    client_names: tuple[str, ...] = setting(
+        (), "common names of these clients (the API servers); empty: every certificate of the authority"
+    )
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8443, "port to listen on")
     threads: int = setting(16, "reviews answered at the same time")
     allow_privileged_whole_gpu: bool = setting(False, "let privileged pods have whole GPUs")
+    guarded_dirs: tuple[str, ...] = setting(
+        (), "host folders of the agents outside their usual places, which no pod with a share may mount"
+    )
     allow_without_gpus: bool = setting(True, "admit GPU pods while no node publishes a GPU")
     default_memory: int = setting(0, "units of memory per GPU for containers that state none; 0: all of it")
     default_cores: int = setting(0, "% of compute per GPU for containers that share and state none")
@@ -103,6 +112,15 @@ class Settings(CommonSettings):
     def __post_init__(self) -> None:
         CommonSettings.__post_init__(self)
         want_positive(self, "default_gpu_num")
+        for path in self.guarded_dirs:
+            if not path.startswith("/"):
+                raise InvalidInput(field="guarded_dirs", value=path, fix="want absolute paths")
+        if self.client_names and not self.client_authority:
+            raise InvalidInput(
+                field="client_names",
+                value=",".join(self.client_names),
+                fix="set client_authority, too: without it nobody is asked who he is",
+            )
         for name, most in (("default_memory", 2**31 - 1), ("default_cores", 100)):
             if not 0 <= getattr(self, name) <= most:
                 raise InvalidInput(field=name, value=getattr(self, name), fix=f"want 0 to {most}")
@@ -124,6 +142,7 @@ class Settings(CommonSettings):
         return Policy(
             resources=self.resources,
             allow_privileged_whole_gpu=self.allow_privileged_whole_gpu,
+            guarded_dirs=self.guarded_dirs,
             allow_without_gpus=self.allow_without_gpus,
             default_memory_mib=self.default_memory * self.memory_factor,
             default_cores_percent=self.default_cores,

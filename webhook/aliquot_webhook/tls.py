@@ -179,10 +179,15 @@ class ImpatientSocket(ssl.SSLSocket):
 class ServingContext:
     """The TLS settings of the server. A new certificate counts for connections made after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, client_authority: str = "") -> None:
+        """With `client_authority` (PEM) clients may show a certificate, which has to be signed by it.
+        They need not: kubelet's probes have none."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.sslsocket_class = ImpatientSocket
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if client_authority:
+            self.context.load_verify_locations(cadata=client_authority)
+            self.context.verify_mode = ssl.CERT_OPTIONAL
         self._loaded: Bundle | None = None
 
     @property
@@ -207,3 +212,13 @@ class ServingContext:
             self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
         self._loaded = bundle
         return True
+
+
+def client_name(connection: object) -> str | None:
+    """The common name in the certificate that a client has shown and that was verified; None without one."""
+    shown = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
+    if not shown:
+        return None
+    subject: Any = shown.get("subject", ())  # tuples of pairs
+    names = [str(value) for part in subject for key, value in part if key == "commonName"]
+    return names[0] if names else ""

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from aliquot_agent import region
 from shim.tests import shares
-from shim.tests.sandbox import MIB, SIM, Sandbox
+from shim.tests.sandbox import MIB, ROOT, SIM, Sandbox
 
 SOURCE: Final = Path(__file__).with_name("tenant.c")
 LIMIT: Final = 8192 * MIB
@@ -27,7 +27,7 @@ def build(folder: Path, source: Path = SOURCE) -> str:
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
         [
-            *("cc", *flags, f"-I{source.parents[2] / 'src'}", "-o", str(target), str(source)),
+            *("cc", *flags, f"-I{ROOT}/shim/src", "-o", str(target), str(source)),
             *(f"-L{SIM}", "-l:libcuda.so.1", "-pthread", "-lm"),
         ],
         check=True,

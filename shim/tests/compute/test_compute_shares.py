@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that keep their GPU busy get their share of its time, by the simulated driver's own books.
 
-Upper bounds are tight, as a loaded machine only makes a program slower; `make bench-compute` has exact figures.
+Upper bounds are tight, as a loaded machine only makes a program slower. Exact figures: `make bench-compute`.
 """
 
 import random

@@ -82,6 +82,16 @@ def test_processes_are_listed_by_host_pid(sim: Path) -> None:
     assert two == []
 
 
+def test_of_a_gpu_that_nobody_uses_there_is_nothing_to_tell(sim: Path) -> None:
+    code = """
+import json
+from aliquot_agent.nvml import Nvml
+nvml = Nvml()
+print(json.dumps([nvml.use(gpu.uuid, since_us=0) for gpu in nvml.inventory().gpus]))
+"""
+    assert run(sim, code) == [[], []]
+
+
 def test_without_a_driver_the_error_is_ours(tmp_path: Path) -> None:
     code = """
 import json

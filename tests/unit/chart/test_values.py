@@ -33,7 +33,10 @@ ODD: Final[Values] = {
     },
 }  # fmt: skip
 FIXED: Final = {
-    "webhook": {"kubeconfig", "namespace", "certificate_folder", "host", "port"},
+    "webhook": {
+        *("kubeconfig", "namespace", "certificate_folder", "host", "port"),
+        *("client_authority", "client_names", "guarded_dirs"),
+    },
     "controller": {"kubeconfig", "namespace", "host", "port", "identity", "keep_ca_bundle"},
 }
 """What the chart itself decides."""
@@ -55,7 +58,7 @@ def environment(manifests: Sequence[Any], name: str) -> dict[str, str]:
         for each in manifests
         if each["kind"] in ("Deployment", "DaemonSet") and each["metadata"]["name"] == f"aliquot-{name}"
     ]
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    container = found["spec"]["template"]["spec"]["containers"][0]
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 

@@ -120,6 +120,24 @@ def test_other_hosts_make_a_new_certificate() -> None:
     handshake(serving, better.authority, "10.0.0.1")
 
 
+def test_two_that_were_told_of_different_hosts_do_not_take_turns_for_ever() -> None:
+    bundle, ours, theirs = fresh(), (*HOSTS, "ours"), (*HOSTS, "theirs")
+    for hosts in (ours, theirs):
+        better = certs.renewed(bundle, hosts=hosts, now=NOW)
+        assert better is not None
+        bundle = better
+    assert certs.renewed(bundle, hosts=ours, now=NOW) is None
+    assert certs.renewed(bundle, hosts=theirs, now=NOW) is None
+    assert certs.renewed(bundle, hosts=HOSTS, now=NOW) is None
+
+    later = certs.renewed(bundle, hosts=HOSTS, now=NOW + timedelta(days=80))
+    assert later is not None
+    serving = ServingContext()
+    serving.use(later)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(serving, later.authority, "ours")
+
+
 @pytest.mark.parametrize("field", ["authority", "authority_key", "certificate", "key"])
 @pytest.mark.parametrize("value", [b"", b"garbage", fresh().key, fresh().certificate])
 def test_a_damaged_bundle_is_repaired(field: str, value: bytes) -> None:

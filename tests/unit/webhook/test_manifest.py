@@ -9,10 +9,13 @@ import pytest
 from aliquot_api import names
 from aliquot_controller.settings import NAME as CONTROLLER
 from aliquot_controller.settings import ControllerSettings
-from aliquot_webhook.amounts import Thing
+from aliquot_webhook import ledger
+from aliquot_webhook.amounts import Amounts, Thing
 from aliquot_webhook.app import create_app
+from aliquot_webhook.ledger import Entry
 from aliquot_webhook.pods import HAMI_OPT_OUT
 from aliquot_webhook.policy import Policy
+from aliquot_webhook.reach import CAPABILITIES
 from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 from tests.testkit.chart import render
 
@@ -133,6 +136,23 @@ def test_the_implicit_resources_of_our_classes_are_closed() -> None:
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
+def test_the_webhook_guards_the_folders_that_the_agents_are_given() -> None:
+    given = render({"agent": {"stateDir": "/data/aliquot", "kubeletDir": "/data/kubelet"}})
+    (deployment,) = [
+        each for each in given if each["kind"] == "Deployment" and each["metadata"]["name"] == NAME
+    ]
+    (main,) = deployment["spec"]["template"]["spec"]["containers"]
+    (guarded,) = [each["value"] for each in main["env"] if each["name"] == "ALIQUOT_GUARDED_DIRS"]
+    plugins = ["/data/kubelet/plugins/gpu.aliquot.dev", "/data/kubelet/plugins_registry"]
+    assert guarded.split(",") == ["/data/aliquot", *plugins]
+
+
+def test_who_may_not_be_in_a_pod_with_a_share_may_not_debug_it() -> None:
+    policy = named("ValidatingAdmissionPolicy", "aliquot-no-privileged-debugging")
+    (rule,) = policy["spec"]["validations"]
+    assert all(f'"{capability}"' in rule["expression"] for capability in CAPABILITIES)
+
+
 def test_it_is_called_where_it_serves(webhook: Any, validating: Any) -> None:
     app = create_app(mutator=None, validator=None, metrics=None, not_ready=list)  # type: ignore[arg-type] # routes only
     paths = {rule.rule for rule in app.url_map.iter_rules()}
@@ -186,7 +206,9 @@ def test_the_kinds_of_budgets_are_those_that_the_code_uses() -> None:
     schema = kinds["aliquotbudgets"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     assert set(schema["spec"]["properties"]) == set(Thing)
     entry = kinds["aliquotledgers"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["entries"]
-    assert set(entry["additionalProperties"]["properties"]) == {"claim", "at", *Thing}
+    (line,) = ledger.encode({"uid": Entry(amounts=Amounts(*[2**40] * len(Thing)), at_s=2**40)}).values()
+    assert entry["additionalProperties"]["type"] == "string"
+    assert len(line) <= entry["additionalProperties"]["maxLength"]
 
 
 def test_the_class_leaves_other_drivers_and_oversubscribed_gpus_out() -> None:

@@ -4,6 +4,9 @@
 import pytest
 
 from aliquot_webhook.reach import beyond_its_share
+from aliquot_webhook.rewrite import Refusal, rewrite
+from aliquot_webhook.settings import Settings
+from tests.unit.webhook.kit import L4, container, inventory, pod
 
 
 def fields(spec: dict[str, object]) -> list[str]:
@@ -46,6 +49,15 @@ def test_a_container_that_could_lift_a_limit_is_named(
 def test_a_host_folder_that_holds_limits_is_named(path: str) -> None:
     spec: dict[str, object] = {"volumes": [{"name": "v", "hostPath": {"path": path}}]}
     assert fields(spec) == ["spec.volumes[0].hostPath.path"]
+
+
+def test_agents_that_keep_their_files_elsewhere_are_guarded_there() -> None:
+    spec: dict[str, object] = {"volumes": [{"name": "v", "hostPath": {"path": "/data/aliquot/lib"}}]}
+    assert fields(spec) == []
+    policy = Settings(guarded_dirs=("/data/aliquot",)).policy
+    refused = rewrite(pod(container(vgpu="1", gpumem="1"), **spec), policy, inventory([L4]))
+    assert isinstance(refused, Refusal)
+    assert "spec.volumes[0].hostPath.path" in refused.message
 
 
 def test_the_hosts_processes_are_out_of_reach() -> None:

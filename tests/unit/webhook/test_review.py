@@ -27,7 +27,7 @@ JSON = {"Content-Type": "application/json"}
 class Bed:
     """The application with a server's state and a template store to play with."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_ask: Callable[[object], bool] = lambda connection: True) -> None:
         self.server = ServerState(problem=None)
         self.missing: list[str] = []
         self.ensured: list[tuple[str, str, bool]] = []
@@ -41,7 +41,11 @@ class Bed:
             budget=office(FakeApi(), known=known),
         )
         app = create_app(
-            mutator=reviewer, validator=reviewer, metrics=Metrics(), not_ready=lambda: self.missing
+            mutator=reviewer,
+            validator=reviewer,
+            metrics=Metrics(),
+            not_ready=lambda: self.missing,
+            may_ask=may_ask,
         )
         self.client: FlaskClient = app.test_client()
 

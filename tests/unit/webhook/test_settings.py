@@ -39,6 +39,10 @@ def test_names_and_hosts_come_out_of_them() -> None:
         (["--template-grace-s", "179"], "template_grace_s: invalid value 179.0: want at least 180"),
         (["--template-grace-s", "600", "--api-request-limit-s", "300"], "want at least 660"),
         (["--max-templates", "0"], "max_templates"),
+        (
+            ["--client-names", "kube-apiserver"],
+            "client_names: invalid value",
+        ),
         (["--api-timeout-s", "nan"], "api_timeout_s"),
         (["--allow-privileged-whole-gpu", "1"], "true or false"),
         (["--log-level", "LOUD"], "log_level"),
