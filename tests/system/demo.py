@@ -7,12 +7,13 @@ It checks what it tells: where something else happens it says so and ends with s
 import shlex
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 from aliquot_api import names
 from tests.cluster.cluster import Cluster
 from tests.cluster.collect import collect
-from tests.cluster.system import TestbedError
+from tests.cluster.system import TestbedError, run
 from tests.system.images import BUILD, CLIENT
 from tests.system.installation import (
     NAMESPACE,
@@ -62,10 +63,16 @@ def tell_story(bed: Cluster) -> None:
     say(f"kubectl label namespace team-a {names.INJECT_LABEL}={names.INJECT_ENABLED}")
     say(f"limits: {{nvidia.com/vgpu: 1, nvidia.com/gpumem: {LIMIT_MIB}}}, three times")
     share_one_gpu(aliquot, team, node)
+    resize_live(aliquot, team, node)
+    catch_a_cheat(team)
+    fail_and_come_back(aliquot, team, node)
     leave_others_alone(aliquot, team)
     clean_up(aliquot, team, node)
     team.create(gpu_pod("playground", vgpu=1, gpumem=LIMIT_MIB))
     team.wait_said("playground", "going on")
+    bed.wait_for(lambda: team.reported("playground"), what="the claim to show limit and use")
+    chapter("What is there now: kubectl aliquot top")
+    say(top(bed))
 
 
 def share_one_gpu(aliquot: Installation, team: Tenant, node: str) -> None:
@@ -101,6 +108,70 @@ def share_one_gpu(aliquot: Installation, team: Tenant, node: str) -> None:
     show(bed, "get", "pods", "-n", team.namespace)
 
 
+def resize_live(aliquot: Installation, team: Tenant, node: str) -> None:
+    bed = team.bed
+    chapter("A running pod's limit moves, without a restart")
+    say("By an annotation, down to what it holds and up to what the GPU has left:")
+    for limit in ("7000Mi", f"{LIMIT_MIB}Mi"):
+        change = ("annotate", "--overwrite", "pod", "third", f"{names.ANNOTATION_MEMORY_LIMIT}={limit}")
+        show(bed, *change, "-n", team.namespace)
+        wanted = str(int(limit.removesuffix("Mi")) * MIB)
+
+        def is_moved(wanted: str = wanted) -> bool:
+            return str((team.reported("third") or {"data": {}})["data"].get("limit")) == wanted
+
+        bed.wait_for(is_moved, what=f"the limit to be {limit}", timeout_s=60)
+        say(f"third: its claim shows a limit of {limit}")
+    [container] = team.pod("third")["status"]["containerStatuses"]
+    assert container["restartCount"] == 0
+    assert aliquot.used_bytes(node) <= 2 * LIMIT_MIB * MIB
+
+
+def catch_a_cheat(team: Tenant) -> None:
+    chapter("A program that goes around the library is caught from outside")
+    say("cheat asks for 1000 MiB and takes 3000: it is a static program, which no library can reach.")
+    pod = gpu_pod("cheat", vgpu=1, gpumem=1000, command=("hog-static", "3000"))
+    pod["spec"]["restartPolicy"] = "Never"
+    team.create(pod)
+    [told, *_] = team.bed.wait_for(
+        lambda: team.told("cheat", "GPUMemoryOverQuota"), what="the agent to catch it", timeout_s=60
+    )
+    say(f"The agent, which asks the driver who holds what, says within seconds: {told}")
+    team.bed.wait_for_pod("cheat", team.namespace, phase="Failed")
+    say("cheat: ended (overQuota: kill is the default; warn and evict are the others). Its neighbours go on:")
+    show(team.bed, "get", "pods", "-n", team.namespace)
+    for neighbour in ("infer", "third"):
+        [container] = team.pod(neighbour)["status"]["containerStatuses"]
+        assert container["restartCount"] == 0
+    team.delete("cheat")
+
+
+def fail_and_come_back(aliquot: Installation, team: Tenant, node: str) -> None:
+    bed = team.bed
+    chapter("The GPU fails (XID 79), takes no new pods, and comes back")
+
+    def is_tainted() -> bool:
+        [*devices] = aliquot.devices(node)
+        return not devices or bool(devices[0].get("taints"))  # Kubernetes 1.35 drops taints: it is left out
+
+    aliquot.inject(node, "xid", "--gpu", "0", "--code", "79")
+    bed.wait_for(is_tainted, what="the GPU to be kept from new pods")
+    team.create(gpu_pod("later", vgpu=1, gpumem=1000))
+    say("Its device is tainted; pods that run go on, a new one waits:")
+    bed.wait_for(
+        lambda: [
+            each for each in team.pod("later")["status"].get("conditions", []) if each["status"] == "False"
+        ],
+        what="the new pod to wait",
+    )
+    show(bed, "get", "pods", "-n", team.namespace)
+    aliquot.inject(node, "recover", "--gpu", "0")
+    team.wait_said("later", "device", timeout_s=90)
+    say("It was reset: after some quiet seconds it takes pods again, and the new one runs.")
+    show(bed, "get", "pods", "-n", team.namespace)
+    team.delete("later")
+
+
 def leave_others_alone(aliquot: Installation, team: Tenant) -> None:
     bed = team.bed
     chapter("Pods without a GPU never meet us, also when our webhook is dead")
@@ -127,6 +198,12 @@ def clean_up(aliquot: Installation, team: Tenant, node: str) -> None:
     bed.wait_for(lambda: not aliquot.files(node), what="no file of a claim on the node")
     assert aliquot.used_bytes(node) == 0, aliquot.books(node)
     say("No claim, no template, no share directory, no CDI file; the GPU is empty.")
+
+
+def top(bed: Cluster) -> str:
+    """What `aliquot top` prints."""
+    program = Path(sys.executable).with_name("aliquot")
+    return run(program, "top", env=bed.environment()).rstrip()
 
 
 def look_around(bed: Cluster) -> None:

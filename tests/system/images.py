@@ -36,7 +36,7 @@ PYTHON_ENV: Final = {"PYTHONPATH": "/opt/aliquot/site", "PYTHONUNBUFFERED": "1"}
 
 _BASE_PACKAGES: Final = "python3,ca-certificates,libstdc++6"
 _NOT_IN_BASE: Final = ("man", "doc", "locale", "info")
-_UNUSED: Final = ("bin", "kubernetes/aio")
+_UNUSED: Final = ("bin", "kubernetes/aio", "aiohttp", "aiohttp_retry", "websocket/tests", "certifi/tests")
 """Parts of the libraries that nobody here imports, and that would be a third of the image."""
 _PLATFORMS: Final = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34)))
 

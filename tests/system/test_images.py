@@ -4,6 +4,7 @@
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from typing import IO
 
 import pytest
@@ -11,9 +12,8 @@ import pytest
 from tests.system.images import IMAGES
 
 
-def contents(image: str) -> set[str]:
-    """The paths of all files of an image."""
-    found: set[str] = set()
+def layers(image: str) -> Iterator[IO[bytes]]:
+    """The layers of an image, the base first."""
     with tarfile.open(IMAGES / f"{image}.tar") as archive:
 
         def blob(digest: str) -> IO[bytes]:
@@ -24,9 +24,22 @@ def contents(image: str) -> set[str]:
         index = archive.extractfile("index.json") or io.BytesIO()
         [manifest] = json.load(index)["manifests"]
         for layer in json.load(blob(manifest["digest"]))["layers"]:
-            with tarfile.open(fileobj=blob(layer["digest"])) as files:
-                found |= {f"/{name.removeprefix('./')}" for name in files.getnames()}
+            yield blob(layer["digest"])
+
+
+def contents(image: str) -> set[str]:
+    """The paths of all files of an image."""
+    found: set[str] = set()
+    for layer in layers(image):
+        with tarfile.open(fileobj=layer) as files:
+            found |= {f"/{name.removeprefix('./')}" for name in files.getnames()}
     return found
+
+
+@pytest.mark.parametrize(("image", "most_mb"), [("webhook", 120), ("agent", 150)])
+def test_what_we_add_to_the_base_is_small(image: str, most_mb: int) -> None:
+    _, *ours = [layer.seek(0, io.SEEK_END) for layer in layers(image)]
+    assert sum(ours) / 1e6 <= most_mb
 
 
 @pytest.mark.parametrize("image", ["webhook", "agent"])
