@@ -14,7 +14,7 @@ from shim.tests.sandbox import PYTHON, ROOT, SHIM
 _SHIM: Final = ROOT / "shim"
 _MACHINES: Final = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
 _NEWEST_GLIBC: Final = (2, 17)
-_LARGEST: Final = 240 * 1024
+_LARGEST: Final = 200 * 1024
 
 
 def _make(folder: Path, target: str, *settings: str, sources: Path = _SHIM) -> Path:
