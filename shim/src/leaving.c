@@ -103,7 +103,7 @@ static bool record_event(CUstream stream, bool per_thread, struct aq_leaving *en
 }
 
 static bool is_reached(const struct aq_leaving *entry) {
-  struct aq_own_calls calls = aq_own_calls_begin();
+  struct aq_own_calls calls = aq_unsafe_calls_begin();
   bool reached = AQ_REAL(cuEventQuery)(entry->event) == CUDA_SUCCESS;
   if (reached)
     AQ_REAL(cuEventDestroy_v2)(entry->event);
