@@ -156,7 +156,7 @@ def test_processes_share_the_gpu_in_equal_parts(node: Node) -> None:
     for probe, _, _, end in ready:
         assert probe.code("cuEventSynchronize", end) == 0
     times = [milliseconds(probe, start, end) for probe, _, start, end in ready]
-    # 200 ms of work each. In turns: 400, but for what a loaded machine holds up; one after the other: 200 and 400.
+    # 200 ms of work each. In turns: about 400 on a loaded machine; one after the other: 200 and 400.
     assert 300 < min(times) <= max(times) < 450
 
 
