@@ -183,8 +183,8 @@ def test_what_ends_while_the_server_is_away_is_undone_meanwhile(
     books = aliquot.books(node)
     [group] = [each["group"] for each in books["groups"] if each["host"] == "ending" and each["used"] > 0]
     pids = [each["pid"] for each in books["processes"] if each["group"] == group and each["alive"]]
-    status = aliquot.pod_of("aliquot-agent", node=node)["status"]
-    address, restarts = status["podIP"], status["containerStatuses"][0]["restartCount"]
+    address = aliquot.pod_of("aliquot-agent", node=node)["status"]["podIP"]
+    restarts = aliquot.agent_status(node)["restartCount"]
     bed.stop("apiserver")
     back_s = time.monotonic() + AWAY_S
     try:
@@ -209,8 +209,7 @@ def test_what_ends_while_the_server_is_away_is_undone_meanwhile(
     bed.wait_ready()
     aliquot.wait_ready()
     assert bed.get("pods", "staying", tenant.namespace)["status"]["phase"] == "Running"
-    [agent] = aliquot.pod_of("aliquot-agent", node=node)["status"]["containerStatuses"]
-    assert agent["restartCount"] == restarts
+    assert aliquot.agent_status(node)["restartCount"] == restarts
 
 
 def test_a_claim_made_anew_under_the_same_name_gets_its_own_share(
