@@ -124,7 +124,8 @@ def authority(cluster: Cluster) -> bytes:
 
 def test_a_lost_secret_comes_back_and_nobody_notices(cluster: Cluster, admissions: Admissions) -> None:
     before = authority(cluster)
-    cluster.delete("secrets", "aliquot-webhook-tls", NAMESPACE)
+    # Not waited for: it may be back before anybody sees that it was gone.
+    cluster.delete("secrets", "aliquot-webhook-tls", NAMESPACE, timeout_s=None)
     cluster.wait_for(
         lambda: [each["metadata"]["name"] for each in cluster.list("secrets", NAMESPACE)] or None,
         what="the Secret",
