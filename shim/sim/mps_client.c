@@ -6,6 +6,7 @@
  * which the exclusive mode of the GPU then refuses while the server has it.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +89,7 @@ int mps_join(const struct node *node, uint32_t slot) {
   char line[MPS_LINE];
   char answer[MPS_LINE];
   const char *directory = getenv(MPS_PIPE_ENV);
+  int saved = errno;
   client.node = node;
   atomic_store(&node->state->mps[slot].server, 0);
   atomic_store(&node->state->mps[slot].fault, 0);
@@ -96,6 +98,7 @@ int mps_join(const struct node *node, uint32_t slot) {
   for (;;) {
     int fd = mps_connect(directory && *directory ? directory : MPS_PIPE_DEFAULT);
     if (fd < 0) {
+      errno = saved; /* the program learns nothing of a daemon that is not there */
       return CUDA_SUCCESS;
     }
     bool told = mps_ask(fd, line, answer, sizeof answer);

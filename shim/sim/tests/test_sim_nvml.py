@@ -109,7 +109,7 @@ def test_settings_make_nvml_as_bad_as_it_really_is(node: Node) -> None:
     assert node.tool("set", "--nvml", "real", "--nvml-lag-ms", "1000").returncode == 0
     for worker in workers:
         worker.kill()
-    assert utilization(reader, handle) == 100, "that was a second ago"
+    assert utilization(reader, handle) > 50, "that was a second ago, on a machine that may have been busy"
 
 
 @pytest.mark.parametrize("slice_", ["500", "fifo"])
