@@ -9,9 +9,10 @@ from urllib.parse import quote
 from aliquot_api import quantity
 from aliquot_api.errors import InvalidInput
 from aliquot_cli import output
-from aliquot_cli.cluster import Api, add_cluster_options, command, connect, meta, namespace_of
+from aliquot_cli.cluster import add_cluster_options, command, connect, meta, namespace_of
 from aliquot_cli.output import bar, size
 from aliquot_webhook.amounts import Thing
+from aliquot_webhook.kube import ListApi
 from aliquot_webhook.wire import JsonObject, dig
 
 _ROOT: Final = "/apis/aliquot.dev/v1alpha1"
@@ -76,7 +77,7 @@ def run_unset(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _apply(api: Api, namespace: str, name: str, spec: dict[str, object]) -> None:
+def _apply(api: ListApi, namespace: str, name: str, spec: dict[str, object]) -> None:
     api.call(
         "PATCH",
         f"{_ROOT}/namespaces/{quote(namespace)}/aliquotbudgets/{quote(name)}",

@@ -5,36 +5,18 @@ import argparse
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from kubernetes import client, config
 
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.kube import ApiError, Kube, Method
+from aliquot_webhook.kube import ApiError, Kube, ListApi
 from aliquot_webhook.wire import JsonObject, obj, text
 
 RESOURCES: Final = "/apis/resource.k8s.io/v1"
 SYSTEM_NAMESPACE: Final = "aliquot-system"
 _TIMEOUT_S: Final = 15.0
-
-
-class Api(Protocol):
-    """The API server (kube.Kube)."""
-
-    def call(
-        self,
-        method: Method,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, object] | Sequence[object] | None = None,
-        content_type: str = "application/json",
-    ) -> JsonObject:
-        """One request; raises ApiError."""
-
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        """All objects at a path; raises ApiError."""
 
 
 class ClusterError(OSError):
@@ -99,7 +81,7 @@ def namespace_of(arguments: argparse.Namespace) -> str:
     return "default"
 
 
-def optional_list(api: Api, path: str, query: Mapping[str, str] | None = None) -> list[JsonObject]:
+def optional_list(api: ListApi, path: str, query: Mapping[str, str] | None = None) -> list[JsonObject]:
     """All objects at a path that the server may not serve, or the user not read: none then."""
     try:
         return api.list_all(path, query or {})[0]
@@ -109,7 +91,7 @@ def optional_list(api: Api, path: str, query: Mapping[str, str] | None = None) -
         raise
 
 
-def optional_get(api: Api, path: str) -> JsonObject | None:
+def optional_get(api: ListApi, path: str) -> JsonObject | None:
     """One object, None where there is none."""
     try:
         return api.call("GET", path)

@@ -14,10 +14,10 @@ from aliquot_api.errors import InvalidInput
 from aliquot_cli import nodeconfigs, output
 from aliquot_cli.cards import Card
 from aliquot_cli.causes import CORDON_TAINT
-from aliquot_cli.cluster import Api, add_cluster_options, command, connect
+from aliquot_cli.cluster import add_cluster_options, command, connect
 from aliquot_cli.taintrules import GROUP, rules_path, served_version
 from aliquot_cli.top import gather
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, ListApi
 
 _SHORTEST: Final = 8
 """Of a UUID's beginning that may stand for it."""
@@ -90,7 +90,7 @@ def rule_name(card: Card) -> str:
     return f"aliquot-cordon-{card.pool}.{card.device}"
 
 
-def create_rule(api: Api, version: str, card: Card, *, effect: str) -> None:
+def create_rule(api: ListApi, version: str, card: Card, *, effect: str) -> None:
     """Taints the GPU; another effect than before replaces it."""
     body = {
         "apiVersion": f"{GROUP}/{version}",
@@ -110,7 +110,7 @@ def create_rule(api: Api, version: str, card: Card, *, effect: str) -> None:
     )
 
 
-def delete_rule(api: Api, version: str, card: Card) -> bool:
+def delete_rule(api: ListApi, version: str, card: Card) -> bool:
     """Whether there was a rule to delete."""
     try:
         api.call("DELETE", f"{rules_path(version)}/{rule_name(card)}")

@@ -9,12 +9,12 @@ from typing import Final
 
 from aliquot_cli import checks, output
 from aliquot_cli.checks import AGENT, CONTROLLER, CRDS, RIGHTS, WEBHOOK, Facts, Finding, Level, Right
-from aliquot_cli.cluster import Api, add_cluster_options, command, connect, meta, optional_list
+from aliquot_cli.cluster import add_cluster_options, command, connect, meta, optional_list
 from aliquot_cli.diagnosis import RESOURCES
 from aliquot_cli.gathering import optional_get_allowed
 from aliquot_cli.output import Colour, Printer
 from aliquot_cli.top import gather as gather_cards
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import probe
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
@@ -59,7 +59,7 @@ def render(findings: Sequence[Finding], printer: Printer) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def gather(api: Api, *, namespace: str) -> Facts:
+def gather(api: ListApi, *, namespace: str) -> Facts:
     """Asks for everything. Raises ApiError where not even the version is answered."""
     minor = int(re.sub(r"\D", "", text(api.call("GET", "/version").get("minor"))) or 0)
     workloads = f"/apis/apps/v1/namespaces/{namespace}"
@@ -98,21 +98,21 @@ def gather(api: Api, *, namespace: str) -> Facts:
     )
 
 
-def _server_problem(api: Api, namespace: str) -> str:
+def _server_problem(api: ListApi, namespace: str) -> str:
     try:
         return probe(api, namespace=namespace).problem or ""
     except ApiError as error:
         return f"the server cannot be probed: {error}"
 
 
-def _secret(api: Api, namespace: str) -> JsonObject | None:
+def _secret(api: ListApi, namespace: str) -> JsonObject | None:
     """The webhook's certificate: its own, or cert-manager's."""
     path = f"/api/v1/namespaces/{namespace}/secrets"
     own = optional_get_allowed(api, f"{path}/{WEBHOOK}-tls")
     return own or optional_get_allowed(api, f"{path}/{WEBHOOK}-cert-manager")
 
 
-def denied(api: Api, namespace: str, minor: int) -> list[Right] | None:
+def denied(api: ListApi, namespace: str, minor: int) -> list[Right] | None:
     """The rights that are missing, by SubjectAccessReview; None where we may not ask."""
     missing = []
     for right in RIGHTS:
@@ -149,7 +149,7 @@ def denied(api: Api, namespace: str, minor: int) -> list[Right] | None:
     return missing
 
 
-def ask_agent(api: Api, pod: JsonObject) -> JsonObject | str:
+def ask_agent(api: ListApi, pod: JsonObject) -> JsonObject | str:
     """An agent's status document, through the API server; or why there is none."""
     path = f"/api/v1/namespaces/{meta(pod, 'namespace')}/pods/{meta(pod, 'name')}:9410/proxy/status"
     try:

@@ -11,12 +11,12 @@ from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_cli import diagnosis, output
 from aliquot_cli.causes import Cause, Diagnosis, Finding, NodeLook
-from aliquot_cli.cluster import Api, add_cluster_options, command, connect, meta, namespace_of
+from aliquot_cli.cluster import add_cluster_options, command, connect, meta, namespace_of
 from aliquot_cli.gathering import World, facts_of, look_at_world
 from aliquot_cli.output import Colour, Printer
 from aliquot_cli.workloads import path_of, pods_of, read_manifest, read_target
 from aliquot_webhook.inventory import parse_slice, summarise
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.rewrite import Patch, rewrite
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
@@ -101,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(answer.diagnosis.is_well for answer in answers) else NOT_WELL
 
 
-def explain_target(api: Api, kind: str, namespace: str, name: str, *, system_namespace: str) -> list[Answer]:
+def explain_target(
+    api: ListApi, kind: str, namespace: str, name: str, *, system_namespace: str
+) -> list[Answer]:
     """Why the pods of a workload do not run."""
     pods, failures = pods_of(api, kind, namespace, name)
     world = look_at_world(api, system_namespace=system_namespace)
@@ -115,14 +117,14 @@ def explain_target(api: Api, kind: str, namespace: str, name: str, *, system_nam
     return answers
 
 
-def explain_manifest(api: Api, written: str, namespace: str, *, system_namespace: str) -> list[Answer]:
+def explain_manifest(api: ListApi, written: str, namespace: str, *, system_namespace: str) -> list[Answer]:
     """What admission would do with the pods of a manifest, and where they would fit. Creates nothing."""
     pods, known = read_manifest(written, namespace=namespace)
     world = look_at_world(api, system_namespace=system_namespace)
     return [_admit(api, pod, world, known) for pod in pods]
 
 
-def _admit(api: Api, pod: JsonObject, world: World, known: Mapping[str, JsonObject]) -> Answer:
+def _admit(api: ListApi, pod: JsonObject, world: World, known: Mapping[str, JsonObject]) -> Answer:
     path = path_of("pod", meta(pod, "namespace"))
     try:
         admitted = api.call("POST", path, query={"dryRun": "All"}, body=pod)

@@ -8,10 +8,10 @@ from typing import Final
 from aliquot_api import names
 from aliquot_cli.cards import Card, cards
 from aliquot_cli.causes import Facts
-from aliquot_cli.cluster import RESOURCES, Api, meta, optional_get, optional_list
+from aliquot_cli.cluster import RESOURCES, meta, optional_get, optional_list
 from aliquot_cli.looks import OUR_CLASSES
 from aliquot_cli.taintrules import list_rules
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import probe
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
@@ -30,7 +30,7 @@ class World:
     agents: Mapping[str, bool]
 
 
-def look_at_world(api: Api, *, system_namespace: str) -> World:
+def look_at_world(api: ListApi, *, system_namespace: str) -> World:
     """The cluster's GPUs and nodes."""
     slices, _ = api.list_all(f"{RESOURCES}/resourceslices", {"fieldSelector": f"spec.driver={names.DRIVER}"})
     found = cards(slices, optional_list(api, f"{RESOURCES}/resourceclaims"), list_rules(api))
@@ -53,7 +53,7 @@ def look_at_world(api: Api, *, system_namespace: str) -> World:
     )
 
 
-def _classes(api: Api) -> list[JsonObject]:
+def _classes(api: ListApi) -> list[JsonObject]:
     """All DeviceClasses; of a user who may not list them, ours."""
     found = optional_list(api, f"{RESOURCES}/deviceclasses")
     if found:
@@ -62,7 +62,7 @@ def _classes(api: Api) -> list[JsonObject]:
     return [each for each in ours if each is not None]
 
 
-def agents(api: Api, namespace: str) -> dict[str, bool]:
+def agents(api: ListApi, namespace: str) -> dict[str, bool]:
     """Nodes with an agent, and whether it is ready."""
     found: dict[str, bool] = {}
     path = f"/api/v1/namespaces/{namespace}/pods"
@@ -80,7 +80,7 @@ def is_ready(of: JsonObject) -> bool:
     )
 
 
-def gate_problem(api: Api, namespace: str) -> str:
+def gate_problem(api: ListApi, namespace: str) -> str:
     """That the API server drops what shares are made of; empty where it does not, or we may not ask."""
     try:
         problem = probe(api, namespace=namespace).problem or ""
@@ -90,7 +90,7 @@ def gate_problem(api: Api, namespace: str) -> str:
 
 
 def facts_of(
-    api: Api, pod: JsonObject, world: World, *, known: Mapping[str, JsonObject] | None = None
+    api: ListApi, pod: JsonObject, world: World, *, known: Mapping[str, JsonObject] | None = None
 ) -> Facts:
     """What there is to know about one pod; `known` are specs of templates and claims that are not created."""
     namespace = meta(pod, "namespace")
@@ -127,7 +127,7 @@ def facts_of(
     )
 
 
-def optional_get_allowed(api: Api, path: str) -> JsonObject | None:
+def optional_get_allowed(api: ListApi, path: str) -> JsonObject | None:
     """One object; None where there is none, or the user may not read it."""
     try:
         return optional_get(api, path)
@@ -137,7 +137,7 @@ def optional_get_allowed(api: Api, path: str) -> JsonObject | None:
         raise
 
 
-def events_of(api: Api, namespace: str, about: Sequence[JsonObject]) -> list[JsonObject]:
+def events_of(api: ListApi, namespace: str, about: Sequence[JsonObject]) -> list[JsonObject]:
     """The events about these objects, oldest first."""
     found = []
     for uid in (meta(each, "uid") for each in about):

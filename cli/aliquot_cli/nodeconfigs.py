@@ -11,8 +11,8 @@ from typing import Any, Final
 import yaml
 
 from aliquot_agent import nodeconfig
-from aliquot_cli.cluster import Api, optional_get
-from aliquot_webhook.kube import MERGE_PATCH
+from aliquot_cli.cluster import optional_get
+from aliquot_webhook.kube import MERGE_PATCH, ListApi
 from aliquot_webhook.wire import dig, items, obj, text
 
 NAME: Final = "aliquot-node-config"
@@ -39,7 +39,7 @@ def published(document: str, uuid: str) -> str:
     return _written(body)
 
 
-def change(api: Api, namespace: str, changed: Callable[[str], str]) -> bool:
+def change(api: ListApi, namespace: str, changed: Callable[[str], str]) -> bool:
     """Writes what `changed` makes of the document, naming the version it was made from; whether it differs.
 
     Raises ApiError, 409 where somebody else was quicker.

@@ -11,9 +11,9 @@ from aliquot_api import names, quantity
 from aliquot_api.errors import InvalidInput
 from aliquot_cli import output
 from aliquot_cli.cards import Share, cards
-from aliquot_cli.cluster import RESOURCES, Api, add_cluster_options, command, connect, namespace_of
+from aliquot_cli.cluster import RESOURCES, add_cluster_options, command, connect, namespace_of
 from aliquot_cli.share import memory_limit
-from aliquot_webhook.kube import MERGE_PATCH
+from aliquot_webhook.kube import MERGE_PATCH, ListApi
 from aliquot_webhook.wire import JsonObject, dig, items, text
 
 NOT_DONE: Final = 3
@@ -81,7 +81,7 @@ def annotation(now: str, value: str, container: str | None, *, containers: Seque
     return ",".join(f"{name}={limit}" for name, limit in {**parts, container: value}.items())
 
 
-def shares_of(api: Api, pod: JsonObject) -> list[Share]:
+def shares_of(api: ListApi, pod: JsonObject) -> list[Share]:
     """What a pod has of GPUs."""
     namespace = text(dig(pod, "metadata", "namespace"))
     claims = [
@@ -112,7 +112,7 @@ def _marks(shares: Sequence[Share], container: str | None) -> dict[str, tuple[st
 
 
 def _wait(
-    api: Api,
+    api: ListApi,
     pod: JsonObject,
     wanted: int | None,
     arguments: argparse.Namespace,

@@ -3,14 +3,15 @@
 
 from typing import Final
 
-from aliquot_cli.cluster import Api, optional_get, optional_list
+from aliquot_cli.cluster import optional_get, optional_list
+from aliquot_webhook.kube import ListApi
 from aliquot_webhook.wire import JsonObject, dig, items
 
 GROUP: Final = "resource.k8s.io"
 _VERSIONS: Final = ("v1", "v1beta2")
 
 
-def served_version(api: Api) -> str | None:
+def served_version(api: ListApi) -> str | None:
     """The version in which the server has them; None where it has not."""
     for version in _VERSIONS:
         found = optional_get(api, f"/apis/{GROUP}/{version}")
@@ -24,7 +25,7 @@ def rules_path(version: str) -> str:
     return f"/apis/{GROUP}/{version}/devicetaintrules"
 
 
-def list_rules(api: Api) -> list[JsonObject]:
+def list_rules(api: ListApi) -> list[JsonObject]:
     """All of them; none where they are not served or not ours to read."""
     version = served_version(api)
     return optional_list(api, rules_path(version)) if version else []

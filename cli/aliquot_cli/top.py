@@ -11,7 +11,6 @@ from aliquot_cli import output
 from aliquot_cli.cards import Card, Share, cards
 from aliquot_cli.cluster import (
     RESOURCES,
-    Api,
     add_cluster_options,
     command,
     connect,
@@ -19,6 +18,7 @@ from aliquot_cli.cluster import (
 )
 from aliquot_cli.output import Colour, Printer, bar, percent, size
 from aliquot_cli.taintrules import list_rules
+from aliquot_webhook.kube import ListApi
 
 _CLEAR: Final = "\033[H\033[2J"
 _NEARLY: Final = 0.9
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         time.sleep(max(0.2, arguments.interval))
 
 
-def gather(api: Api, *, node: str | None = None, namespace: str | None = None) -> tuple[Card, ...]:
+def gather(api: ListApi, *, node: str | None = None, namespace: str | None = None) -> tuple[Card, ...]:
     """The GPUs; with a namespace those that it has shares of, and only these shares are named."""
     slices, _ = api.list_all(f"{RESOURCES}/resourceslices", {"fieldSelector": f"spec.driver={names.DRIVER}"})
     where = f"namespaces/{namespace}/" if namespace else ""

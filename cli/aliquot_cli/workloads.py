@@ -8,8 +8,9 @@ from urllib.parse import quote
 import yaml
 
 from aliquot_api.errors import InvalidInput
-from aliquot_cli.cluster import Api, meta, optional_list
+from aliquot_cli.cluster import meta, optional_list
 from aliquot_cli.gathering import events_of
+from aliquot_webhook.kube import ListApi
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 _PATHS: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,7 +49,7 @@ def path_of(kind: str, namespace: str, name: str = "") -> str:
     return f"{root}/namespaces/{quote(namespace)}/{plural}" + (f"/{quote(name)}" if name else "")
 
 
-def pods_of(api: Api, kind: str, namespace: str, name: str) -> tuple[list[JsonObject], list[str]]:
+def pods_of(api: ListApi, kind: str, namespace: str, name: str) -> tuple[list[JsonObject], list[str]]:
     """The living pods of a workload, and why some could not be created (from its newest events)."""
     owner = api.call("GET", path_of(kind, namespace, name))
     if kind == "pod":

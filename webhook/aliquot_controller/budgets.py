@@ -20,11 +20,10 @@ from aliquot_webhook.charges import (
     LEDGERS,
     Charges,
     ChargeUnavailable,
-    ListApi,
     claim_entries,
     ledger_path,
 )
-from aliquot_webhook.kube import MERGE_PATCH, ApiError
+from aliquot_webhook.kube import MERGE_PATCH, ApiError, ListApi
 from aliquot_webhook.ledger import Book, Entries, Entry
 from aliquot_webhook.resizes import wishes
 from aliquot_webhook.templates import ROOT

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 
 from aliquot_webhook import certs
 from aliquot_webhook.certs import Bundle
-from aliquot_webhook.kube import JSON_PATCH
-from aliquot_webhook.templates import Api
+from aliquot_webhook.kube import JSON_PATCH, Api
 from aliquot_webhook.trust import CONFIGURATIONS
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 

@@ -5,8 +5,8 @@ import logging
 from datetime import UTC, datetime
 
 from aliquot_controller.settings import NAME
-from aliquot_webhook.kube import ApiError
-from aliquot_webhook.templates import Api, timestamp
+from aliquot_webhook.kube import Api, ApiError
+from aliquot_webhook.templates import timestamp
 from aliquot_webhook.wire import JsonObject, dig, text
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from aliquot_webhook.kube import ApiError
-from aliquot_webhook.templates import Api
+from aliquot_webhook.kube import Api, ApiError
 from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_controller.settings import NAME, ControllerSettings
-from aliquot_controller.templates import ListApi
 from aliquot_webhook import settings as webhook
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import capacity_problem
 from aliquot_webhook.templates import ROOT, SELECTOR, collection
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from aliquot_api import names
-from aliquot_webhook.charges import ListApi
-from aliquot_webhook.kube import MERGE_PATCH, ApiError
+from aliquot_webhook.kube import MERGE_PATCH, ApiError, ListApi
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 

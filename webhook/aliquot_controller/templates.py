@@ -7,12 +7,12 @@ controllers at once do no harm.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Final
 
-from aliquot_webhook.kube import ApiError
-from aliquot_webhook.templates import ROOT, SELECTOR, Api, collection, keep_until, parse_timestamp
+from aliquot_webhook.kube import ApiError, ListApi
+from aliquot_webhook.templates import ROOT, SELECTOR, collection, keep_until, parse_timestamp
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
@@ -20,13 +20,6 @@ logger = logging.getLogger(__name__)
 
 _UNSTAMPED_FOR: Final = timedelta(hours=1)
 """How long a template stays whose stamp somebody has spoilt."""
-
-
-class ListApi(Api, Protocol):
-    """The part of the API that the collection of unused templates needs."""
-
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        """All objects at `path`."""
 
 
 class TemplateCollector:

@@ -14,15 +14,15 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from aliquot_api import names
 from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
-from aliquot_webhook.templates import ROOT, Api, parse_timestamp
+from aliquot_webhook.templates import ROOT, parse_timestamp
 from aliquot_webhook.wire import JsonObject, dig, text
 
 LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
@@ -43,13 +43,6 @@ class ChargeUnavailable(Exception):
 
 class ChargeBusy(ChargeUnavailable):
     """Too many want to be counted at once: the same may be asked again."""
-
-
-class ListApi(Api, Protocol):
-    """The part of the API that ledgers need."""
-
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        """All objects at `path`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal, Self
+from typing import Final, Literal, Protocol, Self
 from urllib.parse import urlencode
 
 import urllib3
@@ -35,6 +35,28 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
+
+
+class Api(Protocol):
+    """The API server, for who reads and writes single objects (Kube)."""
+
+    def call(
+        self,
+        method: Method,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, object] | Sequence[object] | None = None,
+        content_type: str = "application/json",
+    ) -> JsonObject:
+        """One request; raises ApiError."""
+
+
+class ListApi(Api, Protocol):
+    """The API server, for who reads lists as well (Kube)."""
+
+    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+        """All objects at `path`, and the version of the list; raises ApiError."""
 
 
 class Watch:

@@ -26,14 +26,14 @@ Dry-run writes nothing. A namesake with other content is refused, never used.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Final
 
 from aliquot_api import names
 from aliquot_webhook.claims import ClaimTemplate, covers
-from aliquot_webhook.kube import MERGE_PATCH, ApiError, Method
+from aliquot_webhook.kube import MERGE_PATCH, Api, ApiError
 from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 ROOT: Final = f"/apis/{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}"
@@ -46,21 +46,6 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 class TemplateUnavailable(Exception):
     """The template cannot be had, so the pod must not be admitted; the text says why."""
-
-
-class Api(Protocol):
-    """The part of the API that templates need."""
-
-    def call(
-        self,
-        method: Method,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, object] | Sequence[object] | None = None,
-        content_type: str = "application/json",
-    ) -> JsonObject:
-        """One request."""
 
 
 @dataclass(slots=True)

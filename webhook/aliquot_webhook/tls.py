@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from aliquot_webhook import certs
 from aliquot_webhook.certs import Bundle
-from aliquot_webhook.kube import ApiError
-from aliquot_webhook.templates import Api
+from aliquot_webhook.kube import Api, ApiError
 from aliquot_webhook.wire import JsonObject, obj, text
 
 _FIELDS: Final = {

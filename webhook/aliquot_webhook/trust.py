@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aliquot_webhook.certs import Bundle
-from aliquot_webhook.kube import ApiError
-from aliquot_webhook.templates import Api
+from aliquot_webhook.kube import Api, ApiError
 from aliquot_webhook.wire import dig, items, text
 
 CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1"

@@ -12,13 +12,13 @@ from aliquot_webhook import claimcheck
 from aliquot_webhook.amounts import uses
 from aliquot_webhook.budget import BudgetOffice
 from aliquot_webhook.inventory import Inventory
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import Api, ApiError
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.probe import ServerState
 from aliquot_webhook.resizes import ANNOTATION, annotation_of, claim_names, containers_of
 from aliquot_webhook.review import log_refusal
 from aliquot_webhook.reviews import Notes, Outcome, Refused, Request, Result, allow, read, refuse
-from aliquot_webhook.templates import ROOT, Api
+from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
-from aliquot_controller.templates import ListApi, TemplateCollector
+from aliquot_controller.templates import TemplateCollector
 from aliquot_webhook.claims import ClaimTemplate
+from aliquot_webhook.kube import ListApi
 from aliquot_webhook.templates import Templates, TemplateUnavailable
 from aliquot_webhook.wire import JsonObject
 from tests.unit.webhook.fake_api import FakeApi
