@@ -174,7 +174,7 @@ def _classes(facts: Facts) -> list[Finding]:
         Finding(
             Cause.NO_CLASS,
             f"DeviceClass {name} does not exist, so the scheduler cannot look at the claim",
-            "install Aliquot's DeviceClass (deploy/manifests/deviceclass.yaml)"
+            "install Aliquot's DeviceClasses: the chart has them (docs/install.md)"
             if name in OUR_CLASSES
             else "create it, or name another one in the claim",
         )
