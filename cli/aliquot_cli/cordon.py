@@ -7,7 +7,6 @@ the GPU leaves its node's slice, and what runs on it goes on.
 
 import argparse
 from collections.abc import Sequence
-from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
@@ -15,12 +14,10 @@ from aliquot_cli import nodeconfigs, output
 from aliquot_cli.cards import Card
 from aliquot_cli.causes import CORDON_TAINT
 from aliquot_cli.cluster import add_cluster_options, command, connect
+from aliquot_cli.fleet import read_cards
 from aliquot_cli.taintrules import GROUP, rules_path, served_version
-from aliquot_cli.top import gather
+from aliquot_cli.uuids import is_meant
 from aliquot_webhook.kube import ApiError, ListApi
-
-_SHORTEST: Final = 8
-"""Of a UUID's beginning that may stand for it."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -37,7 +34,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def run_cordon(arguments: argparse.Namespace) -> int:
     """`aliquot cordon GPU`."""
     api = connect(arguments)
-    card = find(gather(api), arguments.gpu)
+    card = find(read_cards(api), arguments.gpu)
     version = served_version(api)
     printer = output.printer("table")
     if version is not None:
@@ -59,7 +56,7 @@ def run_uncordon(arguments: argparse.Namespace) -> int:
     """`aliquot uncordon GPU`."""
     api = connect(arguments)
     version = served_version(api)
-    cards = [card for card in gather(api) if _is_meant(card, arguments.gpu)]
+    cards = [card for card in read_cards(api) if is_meant(card.uuid, arguments.gpu)]
     removed = version is not None and len(cards) == 1 and delete_rule(api, version, cards[0])
     removed = removed or nodeconfigs.change(
         api, arguments.system_namespace, lambda text: nodeconfigs.published(text, arguments.gpu)
@@ -72,17 +69,12 @@ def run_uncordon(arguments: argparse.Namespace) -> int:
 
 def find(cards: Sequence[Card], words: str) -> Card:
     """The one GPU that `words` mean. Raises InvalidInput."""
-    found = [card for card in cards if _is_meant(card, words)]
+    found = [card for card in cards if is_meant(card.uuid, words)]
     if len(found) != 1:
         known = ", ".join(card.uuid for card in (found or cards)[:8]) or "none is published"
         count = f"{len(found)} GPUs begin so" if found else "no GPU has it"
         raise InvalidInput(field="GPU", value=words, fix=f"{count}; want a UUID: {known}")
     return found[0]
-
-
-def _is_meant(card: Card, words: str) -> bool:
-    uuid, wanted = card.uuid.lower(), words.lower()
-    return uuid == wanted or (len(wanted) >= _SHORTEST and uuid.startswith(wanted))
 
 
 def rule_name(card: Card) -> str:

@@ -11,9 +11,9 @@ from aliquot_cli import checks, output
 from aliquot_cli.checks import AGENT, CONTROLLER, CRDS, RIGHTS, WEBHOOK, Facts, Finding, Level, Right
 from aliquot_cli.cluster import add_cluster_options, command, connect, meta, optional_list
 from aliquot_cli.diagnosis import RESOURCES
+from aliquot_cli.fleet import read_cards
 from aliquot_cli.gathering import optional_get_allowed
 from aliquot_cli.output import Colour, Printer
-from aliquot_cli.top import gather as gather_cards
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import probe
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
@@ -92,7 +92,7 @@ def gather(api: ListApi, *, namespace: str) -> Facts:
             if dig(pod, "metadata", "labels", "app.kubernetes.io/name") == AGENT
             and not dig(pod, "metadata", "deletionTimestamp")
         },
-        cards=gather_cards(api),
+        cards=read_cards(api),
         namespaces=optional_list(api, "/api/v1/namespaces"),
         left_pods=[pod for pod in optional_list(api, "/api/v1/pods") if _is_left(pod)],
     )

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names
-from aliquot_cli.cards import Card, cards
+from aliquot_cli.cards import Card
 from aliquot_cli.causes import Facts
 from aliquot_cli.cluster import RESOURCES, meta, optional_get, optional_list
+from aliquot_cli.fleet import cards_of, our_slices
 from aliquot_cli.looks import OUR_CLASSES
-from aliquot_cli.taintrules import list_rules
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import probe
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
@@ -32,8 +32,8 @@ class World:
 
 def look_at_world(api: ListApi, *, system_namespace: str) -> World:
     """The cluster's GPUs and nodes."""
-    slices, _ = api.list_all(f"{RESOURCES}/resourceslices", {"fieldSelector": f"spec.driver={names.DRIVER}"})
-    found = cards(slices, optional_list(api, f"{RESOURCES}/resourceclaims"), list_rules(api))
+    slices = our_slices(api)
+    found = cards_of(api, slices)
     classes = {
         meta(each, "name"): tuple(
             text(dig(selector, "cel", "expression")) for selector in items(dig(each, "spec", "selectors"))

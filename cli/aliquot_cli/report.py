@@ -21,8 +21,8 @@ from aliquot_api.errors import InvalidInput
 from aliquot_cli import output
 from aliquot_cli.cards import Card
 from aliquot_cli.cluster import add_cluster_options, command, connect
+from aliquot_cli.fleet import read_cards
 from aliquot_cli.output import percent, size
-from aliquot_cli.top import gather
 from aliquot_webhook.wire import dig, items, text
 
 _TENANTS: Final = 'sum by (namespace) (label_replace(%s, "namespace", "$1", "exported_namespace", "(.+)"))'
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         span_s = duration_s(arguments.since)
         rows = over_time(lambda query: query_range(arguments.prometheus, query, span_s), span_s)
     else:
-        rows = at_once(gather(connect(arguments)))
+        rows = at_once(read_cards(connect(arguments)))
     printer = output.printer(arguments.output)
     if printer.for_people:
         printer.text(render(rows))

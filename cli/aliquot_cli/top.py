@@ -8,16 +8,14 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_cli import output
-from aliquot_cli.cards import Card, Share, cards
+from aliquot_cli.cards import Card, Share
 from aliquot_cli.cluster import (
-    RESOURCES,
     add_cluster_options,
     command,
     connect,
-    optional_list,
 )
+from aliquot_cli.fleet import read_cards
 from aliquot_cli.output import Colour, Printer, bar, percent, size
-from aliquot_cli.taintrules import list_rules
 from aliquot_webhook.kube import ListApi
 
 _CLEAR: Final = "\033[H\033[2J"
@@ -51,9 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def gather(api: ListApi, *, node: str | None = None, namespace: str | None = None) -> tuple[Card, ...]:
     """The GPUs; with a namespace those that it has shares of, and only these shares are named."""
-    slices, _ = api.list_all(f"{RESOURCES}/resourceslices", {"fieldSelector": f"spec.driver={names.DRIVER}"})
-    where = f"namespaces/{namespace}/" if namespace else ""
-    found = cards(slices, optional_list(api, f"{RESOURCES}/{where}resourceclaims"), list_rules(api))
+    found = read_cards(api, namespace=namespace)
     return tuple(card for card in found if node in (None, card.node) and (card.shares or namespace is None))
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from aliquot_agent import region, sharedir
 from aliquot_api.errors import InvalidInput
 from aliquot_cli.output import size
+from aliquot_cli.uuids import is_meant
 
 SHARES: Final = "shares"
 PRELOAD: Final = "ld.so.preload"
@@ -134,11 +135,7 @@ def choose(cards: Sequence[Card], wanted: Sequence[str]) -> list[Card]:
         )
     chosen = []
     for words in wanted or [str(cards[0].index)]:
-        found = [
-            card
-            for card in cards
-            if words == str(card.index) or (len(words) >= 8 and card.uuid.lower().startswith(words.lower()))
-        ]
+        found = [card for card in cards if words == str(card.index) or is_meant(card.uuid, words)]
         if len(found) != 1 or found[0] in chosen:
             known = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
             raise InvalidInput(field="--gpu", value=words, fix=f"want one of {known}, each once")
