@@ -120,17 +120,21 @@ static void give_back(const struct aq_leaving *entry) {
     aq_free_end(&freed, true);
 }
 
-/* Asks for one in hand; back into the list, or gone. */
-static bool settle_one(struct aq_leaving *entry) {
-  bool reached = is_reached(entry);
-  if (reached)
-    give_back(entry);
+/* One in hand goes into the list, or is done with. */
+static void put_away(struct aq_leaving *entry, bool done) {
   pthread_mutex_lock(&mutex);
-  if (reached)
+  if (done)
     drop(entry);
   else
     append(entry);
   pthread_mutex_unlock(&mutex);
+}
+
+static bool settle_one(struct aq_leaving *entry) {
+  bool reached = is_reached(entry);
+  if (reached)
+    give_back(entry);
+  put_away(entry, reached);
   return reached;
 }
 
@@ -188,12 +192,7 @@ void aq_leaving_add(const struct aq_freed *freed, CUstream stream, bool per_thre
   struct aq_own_calls calls = aq_own_calls_begin();
   bool recorded = record_event(stream, per_thread, entry);
   aq_own_calls_end(&calls);
-  pthread_mutex_lock(&mutex);
-  if (recorded)
-    append(entry);
-  else
-    drop(entry);
-  pthread_mutex_unlock(&mutex);
+  put_away(entry, !recorded);
   aq_leaving_settle();
 }
 
@@ -225,12 +224,7 @@ void aq_leaving_end(struct aq_leaving *taken, bool ended) {
     taken = entry->next;
     if (ended) /* all of its streams are done, and the event is gone with it */
       give_back(entry);
-    pthread_mutex_lock(&mutex);
-    if (ended)
-      drop(entry);
-    else
-      append(entry);
-    pthread_mutex_unlock(&mutex);
+    put_away(entry, ended);
   }
 }
 
