@@ -145,6 +145,13 @@ def stricter(policy: _Order, wish: _Order | None) -> _Order:
     return policy if wish is None else max(policy, wish, key=tuple(type(policy)).index)
 
 
+def in_force(default: _Order, *, by_class: str, by_claim: str) -> _Order:
+    """The policy of a prepared share: its class's word, else `default`, the node's for its namespace; a claim
+    makes it stricter. An empty word says nothing."""
+    kind = type(default)
+    return stricter(kind(by_class) if by_class else default, kind(by_claim) if by_claim else None)
+
+
 def _agreed(configs: Sequence[ShareConfig], *, field: str, source: str) -> ShareConfig:
     agreed: dict[str, Any] = {}
     for name, (target, _) in _FIELDS.items():

@@ -25,7 +25,8 @@ from aliquot_agent.executioner import Target
 from aliquot_agent.loops import Loop
 from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.pods import Pod
-from aliquot_api.config import OverQuota, stricter
+from aliquot_api import config
+from aliquot_api.config import OverQuota
 from aliquot_api.quantity import MIB
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ class Killer(Protocol):
 
 def policy_of(share: PreparedShare, *, node: NodePolicy, namespace: str) -> OverQuota:
     """A share's policy: its class's, else its namespace's, else the node's; a claim makes it stricter."""
-    base = OverQuota(share.class_over_quota) if share.class_over_quota else node.over_quota(namespace)
-    return stricter(base, OverQuota(share.claim_over_quota) if share.claim_over_quota else None)
+    default = node.over_quota(namespace)
+    return config.in_force(default, by_class=share.class_over_quota, by_claim=share.claim_over_quota)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 from aliquot_agent.attribution import Key
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.nodepolicy import NodePolicy
-from aliquot_api.config import ComputePolicy, Priority, Sharing, stricter
+from aliquot_api import config
+from aliquot_api.config import ComputePolicy, Priority, Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,5 @@ def policy_of(share: PreparedShare, *, node: NodePolicy, namespace: str) -> Comp
     """
     if share.sharing != Sharing.SHIM:
         return ComputePolicy.OFF
-    base, wish = share.class_compute_policy, share.claim_compute_policy
-    return stricter(
-        ComputePolicy(base) if base else node.compute_policy(namespace), ComputePolicy(wish) if wish else None
-    )
+    default = node.compute_policy(namespace)
+    return config.in_force(default, by_class=share.class_compute_policy, by_claim=share.claim_compute_policy)
