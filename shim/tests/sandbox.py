@@ -76,36 +76,25 @@ class Sandbox:
         """Makes the simulated GPUs and the empty shares directory."""
         self.shares.mkdir(exist_ok=True)
         arguments = [word for gpu in gpus for word in ("--gpu", gpu)]
-        subprocess.run(
-            [str(SIM / "aliquot-sim"), "init", "--root", str(self.node), "--node", "shimtest", *arguments],
+        self.tool("init", "--node", "shimtest", *arguments)
+
+    def tool(self, *words: str) -> str:
+        """`aliquot-sim WORDS` on this node; what it prints."""
+        done = subprocess.run(
+            [str(SIM / "aliquot-sim"), *words, "--root", str(self.node)],
             check=True,
             capture_output=True,
             timeout=TIMEOUT_S,
         )
+        return done.stdout.decode()
 
     def inject(self, fault: str, *options: str) -> None:
-        """`aliquot-sim inject FAULT` on the first GPU."""
-        command = [
-            str(SIM / "aliquot-sim"),
-            "inject",
-            fault,
-            "--root",
-            str(self.node),
-            "--gpu",
-            "0",
-            *options,
-        ]
-        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+        """A fault of the first GPU."""
+        self.tool("inject", fault, "--gpu", "0", *options)
 
     def books(self) -> Books:
         """The simulated driver's own books."""
-        done = subprocess.run(
-            [str(SIM / "aliquot-sim"), "books", "--json", "--root", str(self.node)],
-            check=True,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-        )
-        books: Books = json.loads(done.stdout)
+        books: Books = json.loads(self.tool("books", "--json"))
         return books
 
     def environment(self, *, bare: bool = False) -> dict[str, str]:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 POOL_RELEASE_THRESHOLD: Final = 4
 POOL_RESERVED_CURRENT: Final = 5
-GRAPH_USED_CURRENT: Final = 0
 LIMIT_MALLOC_HEAP: Final = 2
 _UUID_BYTES: Final = 16
 
@@ -100,12 +99,6 @@ class Driver:
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return int(free.value)
-
-    def total_bytes(self) -> int:
-        """cuMemGetInfo's total memory."""
-        free, total = c_size_t(), c_size_t()
-        self.call("cuMemGetInfo_v2", byref(free), byref(total))
-        return int(total.value)
 
 
 class NvmlProcess(ctypes.Structure):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aliquot_agent import region, sharedir
 from shim.tests.sandbox import ROOT, SIM
+from tests.bench.shim.measuring import build, lines
 from tests.gpu import elf
 from tests.gpu.container import Container, python, run
 from tests.gpu.driver import Nvml
@@ -54,19 +55,11 @@ def times(container: Container) -> Answers:
     container.share(limit_bytes=64 * GIB)
     program = ROOT / "build" / "gpu" / "measure"
     program.parent.mkdir(parents=True, exist_ok=True)
-    source = ROOT / "tests" / "bench" / "shim" / "measure.c"
-    flags = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", f"-I{ROOT / 'shim' / 'src'}")
-    if not program.exists():
-        subprocess.run(
-            ["cc", *flags, "-o", str(program), str(source), "-ldl"],
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+    if not program.exists():  # it can be brought along where there is no compiler
+        build(program)
     seen: dict[bool, dict[str, float]] = {}
     for bare in (True, False):
-        text = _text(container, str(program), "calls", bare=bare)
-        seen[bare] = {name: float(value) for name, value in (line.split() for line in text.splitlines())}
+        seen[bare] = lines(_text(container, str(program), "calls", bare=bare))
     return {
         name: {"bare_ns": value, "shim_ns": seen[False][name], "ratio": round(seen[False][name] / value, 3)}
         for name, value in seen[True].items()

@@ -169,8 +169,7 @@ class Node:
 
     def set(self, *options: str) -> None:
         """aliquot-sim set."""
-        command = [str(SIM / "aliquot-sim"), "set", "--root", str(self.folder / "node"), *options]
-        subprocess.run(command, check=True, capture_output=True, timeout=_DEADLINE_S)
+        self._sandboxes[""].tool("set", *options)
 
     def used_ns(self) -> Mapping[str, int]:
         """GPU time of each container, ever, of processes that live."""

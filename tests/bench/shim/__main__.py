@@ -3,7 +3,6 @@
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from shim.tests import shares
-from shim.tests.sandbox import MIB, ROOT, SHIM, Sandbox
+from shim.tests.sandbox import MIB, SHIM, Sandbox
 from tests.bench.figures import Figure, at_least, at_most, publish
+from tests.bench.shim.measuring import build, lines
 
 ROUNDS: Final = 12
 RATE_ROUNDS: Final = 3
@@ -30,7 +30,6 @@ RATES: Final = {
 CROWDS: Final = (1, 30, 300)
 """Processes that call cuInit at the same time."""
 CROWD_ROUNDS: Final = 3
-HERE: Final = Path(__file__).resolve().parent
 CALLS: Final = {
     "pair": ("alloc + free", 40),
     "pair-20000": ("alloc + free, 20 000 live", 40),
@@ -54,11 +53,6 @@ def added(what: str, *, ours: float, bare: float, target: float, unit: str = "ns
 def ratio(what: str, *, ours: float, bare: float, target: float) -> Figure:
     """Part of the bare rate that is left, to be at least `target`."""
     return at_least(what, ours / bare, "of bare", baseline=round(bare), target=target)
-
-
-def lines(text: str) -> dict[str, float]:
-    """`measure`'s output as numbers."""
-    return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
 
 
 class Bench:
@@ -135,23 +129,7 @@ def main() -> int:
         sandbox = Sandbox(folder=Path(folder))
         sandbox.start_node("h200")
         shares.make(sandbox, gpu=str(sandbox.books()["gpus"][0]["uuid"]), limit=64 * 1024 * MIB)
-        program = str(Path(folder) / "measure")
-        sources = ROOT / "shim" / "src"
-        subprocess.run(
-            [
-                "cc",
-                "-std=gnu11",
-                "-D_GNU_SOURCE",
-                "-O2",
-                f"-I{sources}",
-                "-o",
-                program,
-                str(HERE / "measure.c"),
-                "-ldl",
-            ],
-            check=True,
-            timeout=60,
-        )
+        program = build(Path(folder) / "measure")
         bench = Bench(sandbox=sandbox, program=program)
         figures = [
             *bench.calls(),

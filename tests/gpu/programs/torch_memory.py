@@ -10,11 +10,6 @@ import torch
 CHUNK = 64 << 20
 
 
-def _in_worker(_: int) -> int:
-    """Runs in a forked loader, which never touches the GPU."""
-    return 1
-
-
 def fill() -> tuple[int, str]:
     """Bytes that fit, and the error after them."""
     kept: list[Any] = []
