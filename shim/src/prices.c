@@ -57,9 +57,8 @@ uint64_t aq_price_estimate(const float *sample_ms, unsigned count) {
       sorted[place] = sorted[place - 1];
     sorted[place] = sample_ms[i];
   }
-  float low = sorted[count / 4];
   float floor = sorted[count / 2] / 4;
-  float ns = (low > floor ? low : floor) * NS_PER_MS;
+  float ns = (sorted[0] > floor ? sorted[0] : floor) * NS_PER_MS;
   return ns > (float)AQ_PRICE_LEAST_NS ? (uint64_t)ns : AQ_PRICE_LEAST_NS;
 }
 

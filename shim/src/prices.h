@@ -85,7 +85,8 @@ static inline bool aq_price_count(struct aq_price *price) {
   return (launches & mask) == 0 || (launches < 64 && (launches & (launches - 1)) == 0);
 }
 
-/* A low quartile, as whoever competes only lengthens samples; never below a quarter of the median. Pure. */
+/* The least, as whoever competes only lengthens samples, and most of them where others have most of the GPU;
+ * never below a quarter of the median. Pure. */
 uint64_t aq_price_estimate(const float *sample_ms, unsigned count);
 
 /* A measurement. `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much.
