@@ -45,6 +45,7 @@ FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
                 "certManager": {"enabled": True, "issuerRef": {"name": "i", "kind": "ClusterIssuer"}},
                 "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]},
                 "podMonitors": {"enabled": True, "labels": {"release": "p"}},
+                "monitoring": {"rules": {"enabled": True}, "dashboards": {"enabled": True}},
                 "budgets": {"keep": True},
                 "uninstall": {"force": True},
             },
@@ -56,7 +57,7 @@ FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
 def test_the_api_server_takes_what_the_chart_makes(bed: Cluster, values: Values, served: list[str]) -> None:
     made = render(values, served=served, hooks=True, namespace="default")
     ours = [each for each in made if not each["apiVersion"].startswith(FOREIGN)]
-    assert len(made) - len(ours) == (4 if served else 0)
+    assert len(made) - len(ours) == (5 if served else 0)
     apply = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
     answered = bed.kubectl(*apply, stdin=yaml.safe_dump_all(ours)).splitlines()
     assert len([line for line in answered if line.endswith("(server dry run)")]) == len(ours)
