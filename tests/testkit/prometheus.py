@@ -6,6 +6,7 @@ They come from Debian's package, unpacked and not installed: installed, it start
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -60,8 +61,8 @@ class Server:
         return list(self._get("query", query=expression)["result"])
 
     def targets(self) -> dict[str, str]:
-        """Health (`up`, `down`, `unknown`) of each job."""
-        return {each["labels"]["job"]: each["health"] for each in self._get("targets")["activeTargets"]}
+        """Health (`up`, `down`, `unknown`) of each target, by its address."""
+        return {each["labels"]["instance"]: each["health"] for each in self._get("targets")["activeTargets"]}
 
     def rules(self) -> dict[str, str]:
         """Health (`ok`, `err`, `unknown`) of each alert."""
@@ -75,10 +76,8 @@ class Server:
 
 
 @contextmanager
-def serving(
-    folder: Path, *, scrape: Sequence[Mapping[str, Any]], rules: Path, address: str
-) -> Iterator[Server]:
-    """A Prometheus with these jobs and rules, until the end of the block."""
+def serving(folder: Path, *, scrape: Sequence[Mapping[str, Any]], rules: Path) -> Iterator[Server]:
+    """A Prometheus on a free port of loopback with these jobs and rules, until the end of the block."""
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
@@ -89,21 +88,25 @@ def serving(
         str(program("prometheus")),
         f"--config.file={folder}/prometheus.yml",
         f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address={address}",
+        "--web.listen-address=127.0.0.1:0",
     ]
-    with (folder / "log").open("wb") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
+    log = folder / "log"
+    with log.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out) as process:
         try:
-            wait_until(
-                lambda: _is_ready(address, process, folder / "log"),
-                what="Prometheus to be ready", timeout_s=_READY_S, retry_on=(OSError,),
-            )  # fmt: skip
-            yield Server(address)
+            yield wait_until(
+                lambda: _ready(process, log), what="Prometheus", timeout_s=_READY_S, retry_on=(OSError,)
+            )
         finally:
             process.terminate()
 
 
-def _is_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
+def _ready(process: "subprocess.Popen[bytes]", log: Path) -> Server | None:
+    """The server, once it answers where its log says that it listens."""
+    text = log.read_text()
     if process.poll() is not None:
-        raise TestbedError(f"prometheus has ended:\n{log.read_text()[-2000:]}")
-    with urllib.request.urlopen(f"http://{address}/-/ready", timeout=5):
-        return True
+        raise TestbedError(f"prometheus has ended:\n{text[-2000:]}")
+    found = re.search(r'msg="Listening on" address=(\S+)', text)
+    if found is None:
+        return None
+    with urllib.request.urlopen(f"http://{found[1]}/-/ready", timeout=5):
+        return Server(found[1])
