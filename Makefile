@@ -143,9 +143,10 @@ cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --he
 cluster-down: setup ## Remove it
 	@$(STEP) "remove cluster" $(CLUSTER) down
 
-docs: setup ## Write the pages that are made from data: docs/semantics.md, the chart's README
+docs: setup ## Write the pages that are made from data: docs/semantics.md, the chart's README and dashboards
 	@$(STEP) "semantics page" $(PYTHON) -m tests.unit.webhook.semantics
 	@$(STEP) "chart page" $(PYTHON) -m tests.testkit.chart_readme
+	@$(STEP) "dashboards" $(PYTHON) -m tests.testkit.dashboards
 
 lock: ## Resolve the dependency ranges of pyproject.toml again (needs uv)
 	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --extra sim --group dev --upgrade \

@@ -2,12 +2,14 @@
 """The life of a release, in order: validated, installed, upgraded and rolled back under pods, removed."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
 from aliquot_api import names
+from tests.chart import scraping
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.system import TestbedError
@@ -17,6 +19,8 @@ from tests.system.test_docs import run_commands
 from tests.system.test_resize import annotate, elastic, limit_of
 from tests.system.workloads import Tenant, asking, gpu_pod
 from tests.testkit.chart import NAMESPACE, Values, merged, render
+from tests.testkit.prometheus import serving
+from tests.testkit.promql import RULES, alerts
 
 PLAIN: Final = gpu_pod("plain", command=("sleep", "1000"))
 """A pod that has nothing to do with us."""
@@ -45,6 +49,7 @@ FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
                 "certManager": {"enabled": True, "issuerRef": {"name": "i", "kind": "ClusterIssuer"}},
                 "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]},
                 "podMonitors": {"enabled": True, "labels": {"release": "p"}},
+                "monitoring": {"rules": {"enabled": True}, "dashboards": {"enabled": True}},
                 "budgets": {"keep": True},
                 "uninstall": {"force": True},
             },
@@ -56,7 +61,7 @@ FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
 def test_the_api_server_takes_what_the_chart_makes(bed: Cluster, values: Values, served: list[str]) -> None:
     made = render(values, served=served, hooks=True, namespace="default")
     ours = [each for each in made if not each["apiVersion"].startswith(FOREIGN)]
-    assert len(made) - len(ours) == (4 if served else 0)
+    assert len(made) - len(ours) == (5 if served else 0)
     apply = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
     answered = bed.kubectl(*apply, stdin=yaml.safe_dump_all(ours)).splitlines()
     assert len([line for line in answered if line.endswith("(server dry run)")]) == len(ours)
@@ -102,6 +107,27 @@ def test_a_rollback_disturbs_none_either(aliquot: Installation, tenant: Tenant) 
     assert {pod: life(tenant, pod) for pod in before} == before
     resize(tenant, "new", 1900)
     resize(tenant, "old", 6000)
+
+
+def test_a_prometheus_sees_all_that_alerts_and_dashboards_ask_for(
+    aliquot: Installation, tenant: Tenant, tmp_path: Path
+) -> None:
+    kind = {"apiVersion": f"{names.CONFIG_GROUP}/v1alpha1", "kind": "AliquotBudget"}
+    budget = {**kind, "metadata": {"name": "main"}, "spec": {"memory": "64Gi"}}
+    tenant.bed.apply([budget], namespace=tenant.namespace)
+    try:
+        with serving(tmp_path, scrape=list(scraping.jobs(aliquot)), rules=RULES) as prometheus:
+            tenant.bed.wait_for(
+                lambda: len(prometheus.targets()) >= 5 and set(prometheus.targets().values()) == {"up"},
+                what="targets",
+            )
+            tenant.bed.wait_for(
+                lambda: scraping.silent(prometheus) == set(scraping.SILENT), what="series in every panel"
+            )
+            assert scraping.missing(prometheus) == set()
+            assert prometheus.rules() == {rule["alert"]: "ok" for rule in alerts()}
+    finally:
+        tenant.bed.delete("aliquotbudgets", "main", tenant.namespace)
 
 
 def test_a_removal_is_refused_while_a_claim_is_in_use(aliquot: Installation, tenant: Tenant) -> None:

@@ -33,6 +33,11 @@ class Metrics:
             "When the serving certificate expires.",
             registry=self._registry,
         )
+        self._fits = Gauge(
+            f"{prefix}_server_fits",
+            "0 while the API server does not keep what shares rest on: GPU pods are refused.",
+            registry=self._registry,
+        )
 
     def reviewed(self, *, kind: str, result: str, seconds: float) -> None:
         """One review (mutate, validate) was answered: patched, unchanged, or refused for a reason."""
@@ -46,6 +51,10 @@ class Metrics:
     def certificate_expires(self, timestamp_s: float) -> None:
         """A serving certificate was loaded."""
         self._expiry.set(timestamp_s)
+
+    def server_fits(self, *, fits: bool) -> None:
+        """The API server was looked at."""
+        self._fits.set(fits)
 
     def exposition(self) -> bytes:
         """All series, in Prometheus' text format."""

@@ -8,6 +8,7 @@ template, so it needs no permission beyond admission's own.
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,9 +97,12 @@ def _permission_problem(error: ApiError, what: str) -> str:
 class Probe:
     """Keeps the state current: quickly while something is wrong, once a minute otherwise."""
 
-    def __init__(self, *, api: Api, namespace: str) -> None:
+    def __init__(
+        self, *, api: Api, namespace: str, on_state: Callable[[ServerState], None] = lambda _: None
+    ) -> None:
         self._api = api
         self._namespace = namespace
+        self._on_state = on_state
         self._state: ServerState | None = None
         self._loop = Loop(name="probe", step=self._step, retry_s=_BAD_S)
 
@@ -123,4 +127,5 @@ class Probe:
             else:
                 logger.error("server is not fit: GPU pods are refused", extra={"problem": state.problem})
         self._state = state
+        self._on_state(state)
         return _GOOD_S if state.problem is None else _BAD_S

@@ -101,7 +101,11 @@ class Runtime:
             ),
             *budget_reflectors(kube, budgets),
         )
-        self._probe = Probe(api=kube, namespace=settings.namespace)
+        self._probe = Probe(
+            api=kube,
+            namespace=settings.namespace,
+            on_state=lambda state: self._metrics.server_fits(fits=state.problem is None),
+        )
         self._serving = serving
         self._trust = Trust(api=kube, configuration=NAME)
         self._store: CertificateFolder | CertificateStore

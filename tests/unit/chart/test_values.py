@@ -196,6 +196,11 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         pytest.param({"requests": {"deviceClasses": ["a"]}}, "requests.deviceClasses", id="not our class"),
         pytest.param({"certManager": {"enabled": True}}, "certManager.enabled", id="no cert-manager"),
         pytest.param({"podMonitors": {"enabled": True}}, "podMonitors.enabled", id="no operator"),
+        pytest.param(
+            {"monitoring": {"rules": {"enabled": True}}},
+            "monitoring.rules.enabled",
+            id="no operator for rules",
+        ),
     ],
 )
 def test_a_bad_value_is_refused_by_name(given: Values, words: str) -> None:

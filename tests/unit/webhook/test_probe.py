@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the probe says of a server."""
 
+import threading
+
 import pytest
 
 from aliquot_webhook.kube import ApiError
-from aliquot_webhook.probe import ServerState, probe
+from aliquot_webhook.metrics import Metrics
+from aliquot_webhook.probe import Probe, ServerState, probe
 from aliquot_webhook.templates import ROOT
 from tests.unit.webhook.fake_api import CLASS_PATH, FakeApi
 
@@ -65,3 +68,21 @@ def test_no_answer_is_no_state() -> None:
 
     with pytest.raises(ApiError):
         probe(api, namespace="n")
+
+
+@pytest.mark.parametrize(("gate", "shown"), [(True, "1.0"), (False, "0.0")])
+def test_what_was_found_is_a_metric(gate: bool, shown: str) -> None:
+    metrics, looked = Metrics(), threading.Event()
+
+    def keep(state: ServerState) -> None:
+        metrics.server_fits(fits=state.problem is None)
+        looked.set()
+
+    metrics.server_fits(fits=not gate)
+    prober = Probe(api=FakeApi(minor="35", gate=gate), namespace="n", on_state=keep)
+    prober.start()
+    try:
+        assert looked.wait(timeout=10)
+    finally:
+        prober.stop()
+    assert f"aliquot_webhook_server_fits {shown}" in metrics.exposition().decode()
