@@ -18,7 +18,8 @@ FUZZ_S ?= 600
 FUZZ_SEED ?= 1
 CLUSTER := $(PYTHON) -m tests.cluster
 PYTEST := $(BIN)/pytest --durations=5
-ON_A_CLUSTER = env KUBERNETES=$(KUBERNETES) tests/testkit/again $(PYTEST)
+AGAIN := tests/testkit/again
+ON_A_CLUSTER = env KUBERNETES=$(KUBERNETES) $(AGAIN) $(PYTEST)
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
 C_FILES = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h')
 SHELL_FILES = .ci/run tests/testkit/again tests/testkit/step tests/testkit/packages deploy/images/simulated-gpu.sh
@@ -38,10 +39,11 @@ demo-down: setup ## Remove the demo's cluster; leaves nothing
 test: lint test-unit test-shim test-cluster ## All tests of one Kubernetes version
 
 test-unit: setup helm sim shim ## Python parts without a cluster, and the contracts between parts
-	@$(STEP) "unit and contract tests" $(PYTEST) tests/unit tests/contract
+	@$(STEP) "unit and contract tests" $(AGAIN) $(PYTEST) tests/unit tests/contract
 
 test-shim: setup sim shim ## Simulated GPU and shim, by the simulated driver's own books
-	@$(STEP) "simulated GPU and shim tests" $(PYTEST) shim/sim/tests shim/tests
+	@$(STEP) "simulated GPU and shim tests" $(PYTEST) shim/sim/tests shim/tests --ignore shim/tests/compute
+	@$(STEP) "compute shares" $(AGAIN) $(PYTEST) shim/tests/compute
 
 test-cluster: images testbed ## Test bed, then Aliquot, on a real Kubernetes (KUBERNETES=1.37)
 	@$(STEP) "test bed tests" $(ON_A_CLUSTER) tests/cluster/tests
