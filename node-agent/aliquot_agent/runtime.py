@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aliquot_agent import devices, fit, held, outside, processes, registration
@@ -258,11 +258,14 @@ class Agent:
 
     def stop(self) -> None:
         """Ends every thread and removes both sockets, within seconds. Running pods notice nothing."""
-        rest = [part.stop for part in self._started if part is not self._leader]
         # The leader's loop starts others; NVML and leadership are needed until the others have ended.
-        for stops in ([self._leader.stop], rest, [self._hardware.close, self._leadership.give_up]):
-            problem = stop_together(stops)
-            self.failed = self.failed or problem
+        self._stop_together([self._leader.stop])
+        self._stop_together([part.stop for part in self._started if part is not self._leader])
+        self._stop_together([self._hardware.close, self._leadership.give_up])
+
+    def _stop_together(self, stops: Sequence[Callable[[], None]]) -> None:
+        problem = stop_together(stops)
+        self.failed = self.failed or problem
 
     def _begin(self, part: Part) -> None:
         self._started.append(part)
