@@ -197,7 +197,7 @@ OF_FUNCTION(cuFuncIsLoaded, CUfunctionLoadingState,
 CUresult cuFuncLoad(CUfunction hfunc) {
   CUfunction function;
   CUresult result = enter(hfunc, &function);
-  return result == CUDA_SUCCESS ? driver_leave(module_load(function->module)) : result;
+  return result == CUDA_SUCCESS ? driver_leave(function_load(function)) : result;
 }
 
 /* --- occupancy --- */

@@ -18,6 +18,7 @@ struct image_kernel {
   char *name;
   enum image_time time;
   uint64_t ns;
+  uint64_t more_bytes; /* of the GPU, from its first launch on: what its name says, as in grow_8mib */
 };
 
 struct image {

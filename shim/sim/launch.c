@@ -45,7 +45,7 @@ CUresult launch_check(const struct launch *launch, CUcontext context, struct eng
     }
   }
   *cost = function_cost(function, blocks, (unsigned)threads, launch->parameters, launch->extra);
-  return module_load(function->module);
+  return function_load(function);
 }
 
 /* A full queue blocks, without the lock. */

@@ -40,12 +40,27 @@ static uint64_t code_bytes(const struct CUmod_st *module) {
   return (module->image->bytes + CODE_PAGE - 1) / CODE_PAGE * CODE_PAGE;
 }
 
-CUresult module_load(struct CUmod_st *module) {
+static CUresult module_load(struct CUmod_st *module) {
   if (module->loaded) {
     return CUDA_SUCCESS;
   }
   CUresult result = context_code(module->context, code_bytes(module));
   module->loaded = result == CUDA_SUCCESS;
+  return result;
+}
+
+CUresult function_load(struct CUfunc_st *function) {
+  struct CUmod_st *module = function->module;
+  CUresult result = module_load(module);
+  if (result != CUDA_SUCCESS || function->loaded) {
+    return result;
+  }
+  uint64_t more = function_described(function)->more_bytes;
+  result = more ? context_code(module->context, more) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) {
+    function->loaded = true;
+    module->more_bytes += more;
+  }
   return result;
 }
 
@@ -107,7 +122,7 @@ static void unmake(CUmodule module) {
     free_functions = function;
   }
   if (module->loaded && module->serial == module->context->serial) {
-    context_code_end(module->context, code_bytes(module));
+    context_code_end(module->context, code_bytes(module) + module->more_bytes);
   }
   image_free(&module->own);
   module->mark = 0;
