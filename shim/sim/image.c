@@ -5,10 +5,9 @@
  * that `cuobjdump` output and public tools agree upon.
  */
 #define _GNU_SOURCE
-#include "image.h"
+#include "image_parts.h"
 
 #include <ctype.h>
-#include <elf.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,7 +123,7 @@ static bool read_ptx(const char *text, size_t size, struct image *image) {
       return false;
     }
   }
-  return true;
+  return image_read_ptx_variables(text, size, image);
 }
 
 /* Sections called .text.NAME hold kernels. */
@@ -143,6 +142,9 @@ static bool read_elf(const char *file, struct image *image, size_t *size) {
     *size = end > *size ? end : *size;
     if (strncmp(name, prefix, sizeof prefix - 1) == 0 &&
         !add_once(image, name + sizeof prefix - 1, strlen(name) - (sizeof prefix - 1))) {
+      return false;
+    }
+    if (!image_read_symbols(file, sections, names, i, image)) {
       return false;
     }
   }
@@ -217,5 +219,9 @@ void image_free(struct image *image) {
     free(image->kernels[i].name);
   }
   free(image->kernels);
+  for (unsigned i = 0; i < image->variable_count; i++) {
+    free(image->variables[i].name);
+  }
+  free(image->variables);
   *image = (struct image){0};
 }

@@ -399,6 +399,8 @@ static void release_if_owned(struct space_block *block, void *context) {
   bool linear = block->kind == SPACE_LINEAR && block->owner == context;
   if (linear || (block->kind == SPACE_MANAGED && ((struct managed *)block->owner)->context == context)) {
     memory_release(block);
+  } else if (block->kind == SPACE_VARIABLES && block->owner == context) {
+    space_give(block); /* counted as code */
   } else if (block->kind == SPACE_IMPORT && ((struct import *)block->owner)->context == context) {
     import_give(block);
   }
