@@ -68,6 +68,23 @@ def test_stopped_process_blocks_nobody(node: Sandbox, share: Path, start: Start)
     assert stopped.alloc(1)[0] == OUT_OF_MEMORY
 
 
+def test_memory_of_a_checkpointed_process_is_kept_for_it(node: Sandbox, share: Path, start: Start) -> None:
+    probe, other = start(node), start(node)
+    probe.begin()
+    other.begin()
+    pointer = probe.alloc(400 * MIB)[1]
+    for call in ("Lock", "Checkpoint"):
+        probe.ok(f"cuCheckpointProcess{call}", probe.pid, 0)
+    assert node.books()["gpus"][0]["used"] == context_cost(node), "the other one's context"
+    assert other.alloc(200 * MIB)[0] == OUT_OF_MEMORY
+    assert other.alloc(LIMIT - 400 * MIB)[0] == SUCCESS
+    for call in ("Restore", "Unlock"):
+        probe.ok(f"cuCheckpointProcess{call}", probe.pid, 0)
+    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+    assert probe.free(pointer) == SUCCESS
+    assert other.alloc(400 * MIB)[0] == SUCCESS
+
+
 def test_fork_before_the_first_call(node: Sandbox, share: Path, start: Start) -> None:
     probe = start(node)
     probe.command("!fork")
