@@ -26,7 +26,7 @@ THINGS: Final = ("a few bytes", "a context", "code")
 @pytest.fixture
 def cost(node: Sandbox) -> int:
     """What a context really takes."""
-    return int(node.books()["gpus"][0]["context"])
+    return node.context_bytes()
 
 
 @pytest.fixture
@@ -34,13 +34,7 @@ def share(node: Sandbox, cost: int) -> Path:
     """Room for a context of each process, and some more, if the estimate were right."""
     estimate = cost * 3 // 4
     limit = (PROCESSES + 4) * estimate + 96 * MIB
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=limit, estimate=estimate)
-
-
-def group_of(node: Sandbox) -> dict[str, int]:
-    """The container by the driver's own books."""
-    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
-    return {name: int(group[name]) for name in ("used", "peak", "requested", "requested_peak")}
+    return shares.make(node, gpu=node.gpu(), limit=limit, estimate=estimate)
 
 
 def announced(share: Path) -> int:
@@ -116,7 +110,7 @@ def test_limit_is_passed_by_what_was_not_estimated_and_no_more(
     with team(node, clients) as members:
         answers = [*members.do(f"grow {ROUNDS}"), *members.do("fill")]
         assert all(any(answer[kind] for answer in answers) for kind in (0, 1)), "the race was at the limit"
-        group = group_of(node)
+        group = node.container()
         unexpected = group["used"] - group["requested"] - announced(share)
         assert unexpected > PROCESSES * 3 * MIB
         assert limit < group["peak"] <= limit + unexpected
@@ -124,9 +118,9 @@ def test_limit_is_passed_by_what_was_not_estimated_and_no_more(
         measure(node, share)
         assert shares.usage(share).used_bytes == group["used"] > limit
         assert members.do("ask") == [(0, len(THINGS))] * PROCESSES, "nothing more is granted"
-        assert group_of(node) == group
+        assert node.container() == group
         members.do("give")
-        assert shares.usage(share).used_bytes == group_of(node)["used"]
+        assert shares.usage(share).used_bytes == node.container()["used"]
 
 
 def test_nothing_passes_the_limit_once_it_is_measured(node: Sandbox, share: Path, clients: Clients) -> None:
@@ -134,11 +128,11 @@ def test_nothing_passes_the_limit_once_it_is_measured(node: Sandbox, share: Path
         members.do(f"grow {ROUNDS}")
         members.do("give")
         measure(node, share)
-        held = group_of(node)["used"]
+        held = node.container()["used"]
         assert shares.usage(share).used_bytes == held
         limit = held + 64 * MIB
         shares.resize(share, limit)
         node.tool("reset")
         answers = members.do(f"hammer {ROUNDS}")
         assert all(any(answer[kind] for answer in answers) for kind in (0, 1)), "the race was at the limit"
-        assert limit - 8 * MIB < group_of(node)["peak"] <= limit
+        assert limit - 8 * MIB < node.container()["peak"] <= limit

@@ -83,7 +83,7 @@ def test_books_are_the_drivers_own_at_every_step(tmp_path: Path, clients: Client
     node.start_node("h200")
     program = clients.linked("families", "families_memory", "families_work", "families_share")
     bare, _ = walk(node, program, family, share=None)
-    share = shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    share = shares.make(node, gpu=node.gpu(), limit=LIMIT)
     steps, differences = walk(node, program, family, share=share)
     assert steps == bare, "the same results as without the shim"
     assert differences == []
