@@ -7,6 +7,7 @@
 #include "context_life.h"
 #include "context_memory.h"
 #include "memory.h"
+#include "mig.h"
 #include "mps.h"
 #include "work_list.h"
 
@@ -135,7 +136,8 @@ CUresult context_create(CUdevice device, unsigned flags, bool primary, CUcontext
   if (fault != CUDA_SUCCESS) {
     return fault;
   }
-  if (!mode_allows(gpu)) {
+  bool partitioned = driver.books.node.part == 0 && mig_is_on(mig_word(driver.books.node.state, gpu));
+  if (partitioned || !mode_allows(gpu)) { /* it may have been partitioned after cuInit */
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   struct books_delta cost = {.pages = (int64_t)driver_gpu(device)->context_bytes};

@@ -10,9 +10,9 @@
 #include "import.h"
 #include "late.h"
 #include "managed.h"
+#include "mig.h"
 #include "mps.h"
 #include "pool.h"
-#include "profiles.h"
 #include "vmm.h"
 
 #define GRAIN 512ULL /* small allocations are packed at this step */
@@ -75,13 +75,26 @@ static bool fault_refuses(uint32_t gpu) {
   return seen > 0;
 }
 
+/* Whether this process has nothing of the whole GPU yet: it may have become one of MIG devices meanwhile. */
+static bool is_first(uint32_t gpu) {
+  const struct books_gpu *mine = &driver.books.gpu[gpu];
+  return driver.books.node.part == 0 && mine->held[SIM_PHYSICAL] == 0 && mine->shared == 0;
+}
+
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
   uint64_t wanted = driver.books.gpu[gpu].held[SIM_REQUESTED] + (uint64_t)delta.requested;
   bool within = delta.requested <= 0 || mps_allows((unsigned)driver_ordinal(gpu), wanted);
   if (!within || fault_refuses(gpu)) {
     return false;
   }
-  return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
+  bool first = is_first(gpu);
+  bool charged =
+      books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
+  if (charged && first && !mig_enter_whole(driver.books.node.state, gpu)) {
+    struct books_delta back = {-delta.pages, -delta.packed, -delta.requested};
+    return books_change(&driver.books, gpu, back), false;
+  }
+  return charged;
 }
 
 bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
@@ -89,12 +102,18 @@ bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
   if (fault_refuses(gpu)) {
     return false;
   }
-  return shared_set(&driver.books, shared, bytes) ||
-         (reclaim(gpu) && shared_set(&driver.books, shared, bytes));
+  bool first = is_first(gpu);
+  uint64_t before = shared->held;
+  bool set =
+      shared_set(&driver.books, shared, bytes) || (reclaim(gpu) && shared_set(&driver.books, shared, bytes));
+  if (set && first && !mig_enter_whole(driver.books.node.state, gpu)) {
+    return shared_set(&driver.books, shared, before), false;
+  }
+  return set;
 }
 
 static CUresult allocate(CUcontext context, size_t size, bool low, struct space_block **taken) {
-  if (size > profile_capacity(driver_gpu((CUdevice)context->device)->profile)) {
+  if (size > driver_capacity(context->gpu)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   struct space_block *block = space_take(size, low);

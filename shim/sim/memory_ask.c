@@ -6,7 +6,6 @@
 #include "late.h"
 #include "memory.h"
 #include "pool.h"
-#include "profiles.h"
 #include "vmm.h"
 
 /* Either pointer may be NULL: OptiX asks like that. */
@@ -21,7 +20,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     *free = books_free(&driver.books, context->gpu);
   }
   if (total) {
-    *total = profile_capacity(driver_gpu((CUdevice)context->device)->profile);
+    *total = driver_capacity(context->gpu);
   }
   return driver_leave(CUDA_SUCCESS);
 }
