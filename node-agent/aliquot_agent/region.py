@@ -29,7 +29,7 @@ COST_FACTOR_ONE: Final = 1_000_000
 
 SANE_BYTES: Final = 1 << 56
 SANE_CONTEXTS: Final = 1 << 20
-"""Larger words are no counts: the ledger was written over. As in shim/src/books.c."""
+"""Larger words are no counts: the ledger was written over. As in shim/src/sums.h."""
 _LARGEST_JSON: Final = 2**63 - 1
 
 _u64 = ctypes.c_uint64

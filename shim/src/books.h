@@ -103,7 +103,5 @@ uint64_t aq_context_estimate(const struct aq_share *share);
 void aq_count_refusal(struct aq_share *share);
 /* The size alone. */
 uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total);
-/* What one slot counts. */
-uint64_t aq_slot_charge(const struct aq_slot *slot, uint64_t context_estimate);
 
 #endif

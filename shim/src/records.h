@@ -20,7 +20,7 @@ enum aq_thing {
   AQ_HANDLE,  /* of virtual memory; its bytes, until it is mapped or shared for the first time */
   AQ_MEMORY,  /* ... which then go here, by number; `count` holders */
   AQ_MAPPING, /* address of a mapping of memory `number`; not charged */
-  AQ_BINDING, /* ... of a binding to multicast object `context`, or a tile of array `context`; not charged */
+  AQ_BINDING, /* ... of a binding to multicast object `context`; not charged */
   AQ_POOL,    /* pool handle: its number; not charged */
   AQ_RESERVE, /* by number: what a pool has reserved */
   AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */

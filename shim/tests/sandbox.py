@@ -97,6 +97,19 @@ class Sandbox:
         books: Books = json.loads(self.tool("books", "--json"))
         return books
 
+    def gpu(self, index: int = 0) -> str:
+        """UUID of a GPU of the node."""
+        return str(self.books()["gpus"][index]["uuid"])
+
+    def context_bytes(self) -> int:
+        """What a context takes of the first GPU."""
+        return int(self.books()["gpus"][0]["context"])
+
+    def container(self) -> dict[str, int]:
+        """What the container takes and took of its GPU, by the driver's books."""
+        group = next(group for group in self.books()["groups"] if group["group"] == self.group)
+        return {name: int(group[name]) for name in ("used", "peak", "requested", "requested_peak")}
+
     def environment(self, *, bare: bool = False) -> dict[str, str]:
         """For a program in the container; `bare`: without the shim."""
         env = {

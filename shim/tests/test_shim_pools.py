@@ -19,7 +19,7 @@ LIMIT: Final = 2048 * MIB
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 @pytest.mark.parametrize(("way", "times"), [("first", 8), ("switched", 1), ("destroyed", 2), ("code", 1)])

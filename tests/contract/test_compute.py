@@ -38,7 +38,7 @@ class Tenants:
         self.node = Sandbox(folder=self.root)
         self.node.start_node("l4")
         self.set("--nvml-lag-ms", "500", "--nvml-step", "1")
-        self.gpu = str(self.node.books()["gpus"][0]["uuid"])
+        self.gpu = self.node.gpu()
         self.environment = self.node.environment(bare=True)
 
     def set(self, *words: str) -> None:

@@ -107,7 +107,7 @@ def simulated(folder: Path) -> Iterator[Simulated]:
     """A simulated H200."""
     sandbox = Sandbox(folder=folder)
     sandbox.start_node("h200")
-    yield Simulated(sandbox=sandbox, gpu=str(sandbox.books()["gpus"][0]["uuid"]))
+    yield Simulated(sandbox=sandbox, gpu=sandbox.gpu())
 
 
 def run(

@@ -150,7 +150,7 @@ class Node:
         return self._make(name, percent, ordinal=1)
 
     def _make(self, name: str, percent: float, *, ordinal: int) -> Share:
-        gpu = str(self._sandboxes[""].books()["gpus"][ordinal]["uuid"])
+        gpu = self._sandboxes[""].gpu(ordinal)
         path = shares.make(self._sandboxes[name], gpu=gpu, limit=LIMIT, name=f"share-{ordinal}")
         share = Share(path=path)
         share.cores(percent)
