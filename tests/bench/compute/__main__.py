@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m tests.bench.compute: shares of GPU time on the simulated GPU, alone and with the agent's help.
 
-ALIQUOT_COMPUTE_S scales how long each run takes (default 1: some six minutes in all).
+ALIQUOT_COMPUTE_S scales how long each run takes (default 1: some seven minutes in all).
 """
 
 import os
