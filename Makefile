@@ -88,7 +88,7 @@ bench: bench-shim ## Measure; tables on the screen, figures in build/bench/*.jso
 bench-shim: setup sim shim ## Only the shim: what it adds to the bare simulated driver
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 
-bench-compute: setup sim shim ## Shares of GPU time: what tenants get, and what a launch costs (6 minutes)
+bench-compute: setup sim shim ## Shares of GPU time: what tenants get, and what a launch costs (7 minutes)
 	@$(STEP) "benchmark of compute shares" $(PYTHON) -m tests.bench.compute
 
 bench-agent: setup sim shim ## Measure the node agent only

@@ -36,6 +36,7 @@ from aliquot_agent.library import Library
 from aliquot_agent.locks import Leadership, Locks
 from aliquot_agent.loops import Loop
 from aliquot_agent.metrics import AgentCollector, Metrics, Sources, User
+from aliquot_agent.mpswatch import MpsWatch
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Load, Nvml
 from aliquot_agent.outside import Outside
@@ -104,6 +105,7 @@ class Agent:
             attributes=self._hardware.attributes,
         )
         self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
+        ways = Ways(directory=settings.sharing_dir)
         self._claims = Claims(
             node=node,
             boot_id=boot_id,
@@ -120,7 +122,7 @@ class Agent:
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
             privileged=self._pods.privileged,
-            await_ways=Ways(directory=settings.sharing_dir).await_all,
+            await_ways=ways.await_all,
         )
         self._health = HealthWatch(
             gpus=self._hardware,
@@ -178,6 +180,9 @@ class Agent:
             policy=self._config.policy,
             events=self._events,
         )
+        self._mps = MpsWatch(
+            claims=self._claims.prepared, kept=ways.kept, holders=self._pods.holders, events=self._events
+        )
         reporter = Reporter(
             api=kube,
             node=node,
@@ -229,6 +234,7 @@ class Agent:
             self._intruders,
             self._watcher,
             self._cores,
+            self._mps,
             self._grower,
             reporter,
             reconciler,
@@ -340,6 +346,7 @@ class Agent:
             config_problem=lambda: self._config.problem,
             paced=self._cores.paced,
             untold=self._cores.untold,
+            mps_lost=self._mps.lost,
         )
 
     def _loads(self) -> dict[str, Load]:
