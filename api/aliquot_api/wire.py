@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON as it comes from outside: types for it, and readers that accept any shape."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 JsonObject: TypeAlias = Mapping[str, object]
@@ -27,3 +27,12 @@ def dig(value: object, *path: str) -> object:
     for key in path:
         value = obj(value).get(key)
     return value
+
+
+def only(value: JsonObject, **fields: Collection[str]) -> JsonObject:
+    """`value` with these members of these of its members alone: only(pod, metadata=("name",))."""
+    return {
+        member: {name: inner[name] for name in wanted if name in inner}
+        for member, wanted in fields.items()
+        if (inner := obj(value.get(member)))
+    }

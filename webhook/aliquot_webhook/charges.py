@@ -20,10 +20,10 @@ from aliquot_api import names
 from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
-from aliquot_webhook.kube import ApiError, ListApi
+from aliquot_webhook.kube import ApiError, Keep, ListApi
 from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
 from aliquot_webhook.templates import ROOT, parse_timestamp
-from aliquot_webhook.wire import JsonObject, dig, text
+from aliquot_webhook.wire import JsonObject, dig, only, text
 
 LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
 NAME: Final = "gpu"
@@ -93,6 +93,18 @@ class _Queue:
 def ledger_path(namespace: str) -> str:
     """Where a namespace's ledger is."""
     return f"{LEDGERS}/namespaces/{namespace}/aliquotledgers/{NAME}"
+
+
+def our_claims(classes: Collection[str]) -> Keep:
+    """What counts of claims for GPUs of `classes`: all that is read here and in `amounts`."""
+
+    def keep(claim: JsonObject) -> JsonObject | None:
+        if not amounts.uses(claim.get("spec"), classes=classes):
+            return None
+        about = ("name", "uid", "creationTimestamp")
+        return only(claim, metadata=about, spec=("devices",), status=("allocation", "devices"))
+
+    return keep
 
 
 def claim_entries(
@@ -301,7 +313,8 @@ class Charges:
         except ApiError as error:
             if error.status != 404:
                 raise
-            claims, _ = self._api.list_all(f"{ROOT}/namespaces/{namespace}/resourceclaims", {})
+            path = f"{ROOT}/namespaces/{namespace}/resourceclaims"
+            claims, _ = self._api.list_all(path, {}, our_claims(self._classes))
             entries = claim_entries(claims, classes=self._classes, whole_bytes=self._whole_bytes())
             return _Ledger(version="", entries=entries)
         return _Ledger(version=text(dig(live, "metadata", "resourceVersion")), entries=ledger.decode(live))
