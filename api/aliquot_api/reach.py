@@ -27,6 +27,7 @@ GUARDED: Final = (
     "/run/cdi",
     "/etc/cdi",
     "/proc",  # /proc/1/root is the host's root
+    "/sys/fs/cgroup",  # tells the agent whose a process is
     "/run/containerd",
     "/run/crio",
     "/run/docker.sock",

@@ -44,6 +44,7 @@ def test_a_container_that_could_lift_a_limit_is_named(
         "/var/run/aliquot-agent",
         "/run/cdi",
         "/etc/../var/lib",
+        "/sys",
     ],
 )
 def test_a_host_folder_that_holds_limits_is_named(path: str) -> None:
