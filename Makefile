@@ -96,6 +96,7 @@ bench-agent: setup sim shim ## Measure the node agent only
 
 bench-webhook: testbed ## Admission on a real API server, against other webhooks (10 minutes)
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+	@$(STEP) "benchmark of the controller" $(PYTHON) -m tests.bench.webhook.controller
 	@$(STEP) "benchmark of admission" $(PYTHON) -m tests.bench.webhook.cluster
 
 fuzz: fuzz-shim fuzz-agent ## Feed every parser with nonsense (FUZZ_S=600 seconds for each, FUZZ_SEED=1)

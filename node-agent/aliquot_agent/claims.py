@@ -41,7 +41,7 @@ from aliquot_agent.locks import Lock, Locks
 from aliquot_agent.marks import now_text
 from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
-from aliquot_agent.reader import ClaimSource, Privileged, Reader, same
+from aliquot_agent.reader import ClaimSource, Privilege, Reader, same
 from aliquot_agent.shares import prepared_share, refuse_several_of_mps
 from aliquot_agent.store import Store
 
@@ -104,14 +104,14 @@ class Claims:
         locks: Locks,
         context_estimate_bytes: int,
         refused: Callable[[ClaimRef, Mapping[str, Any] | None, str], None] = lambda *_: None,
-        privileged: Privileged = lambda *_: "",
+        privilege: Privilege = lambda *_: "",
         await_ways: Callable[[Sequence[PreparedShare], float], None] = lambda *_: None,
         patience_s: float = _PATIENCE_S,
         step: files.Step = files.no_step,
     ) -> None:
         self._node = node
         self._boot_id = boot_id
-        self._reader = Reader(source=source, privileged=privileged)
+        self._reader = Reader(source=source, privilege=privilege)
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._base = base

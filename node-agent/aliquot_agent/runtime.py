@@ -104,7 +104,7 @@ class Agent:
             boot_id=boot_id,
             attributes=self._hardware.attributes,
         )
-        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
+        self._pods = Pods(api=kube, node=node, guarded=settings.guarded_dirs, changed=self._pods_changed)
         ways = Ways(directory=settings.sharing_dir)
         self._claims = Claims(
             node=node,
@@ -121,7 +121,7 @@ class Agent:
             locks=locks,
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
-            privileged=self._pods.privileged,
+            privilege=self._pods.privilege,
             await_ways=ways.await_all,
         )
         self._health = HealthWatch(
