@@ -176,6 +176,14 @@ def test_node_configuration_is_what_the_agent_understands() -> None:
     assert set(decoded.namespaces) == {"research"}
 
 
+def test_the_values_in_the_page_about_policies_are_understood() -> None:
+    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/policies.md").read_text(), re.M | re.DOTALL)
+    (found,) = [each for each in render(yaml.safe_load(block)) if each["kind"] == "ConfigMap"]
+    decoded = nodeconfig.decode(found["data"]["config.yaml"])
+    assert set(decoded.namespaces) == {"research", "billing"}
+    assert decoded.nodes[0][1].gpu["shares"] == 8
+
+
 def test_the_schema_knows_every_value_and_no_other() -> None:
     def known(node: Any, below: Any, path: str) -> None:
         if "$ref" in node:
