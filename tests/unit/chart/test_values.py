@@ -17,6 +17,7 @@ from aliquot_agent import settings as agent
 from aliquot_api import names
 from aliquot_controller.settings import ControllerSettings
 from aliquot_webhook import settings as webhook
+from tests.chart.scraping import PORTS
 from tests.cluster import TestbedError
 from tests.testkit.chart import CHART, NAMESPACE, Values, lint, render
 from tests.testkit.chart_readme import page, table
@@ -269,6 +270,27 @@ def test_a_renamed_resource_brings_pods_to_the_webhook() -> None:
     expression = mutating["webhooks"][0]["matchConditions"][0]["expression"]
     assert expression.count('"nvidia.com/gpu"') == 4
     assert "nvidia.com/vgpu" not in expression
+
+
+def test_pod_monitors_reach_the_pods_and_keep_the_labels_of_shares() -> None:
+    manifests = render({"podMonitors": {"enabled": True}}, served=["monitoring.coreos.com/v1"])
+    pods = {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]: each["spec"]["template"]
+        for each in manifests
+        if each["kind"] in ("Deployment", "DaemonSet")
+    }
+    reached = {}
+    for monitor in (each for each in manifests if each["kind"] == "PodMonitor"):
+        [name] = monitor["spec"]["selector"]["matchLabels"].values()
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        ports = [port for each in pods[name]["spec"]["containers"] for port in each.get("ports", ())]
+        [reached[name]] = [port["containerPort"] for port in ports if port["name"] == endpoint["port"]]
+        assert endpoint["honorLabels"] is True
+        assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint[
+            "relabelings"
+        ]
+        assert endpoint.get("scheme", "http") == ("https" if name == "aliquot-webhook" else "http")
+    assert reached == PORTS  # where a real Prometheus scrapes an installation in tests/chart
 
 
 def test_everything_goes_to_the_namespace_of_the_release() -> None:
