@@ -12,6 +12,10 @@
  * Both are made once (quota complete before its name appears), then changed in place, word by
  * word: each 64-bit word is valid by itself, native byte order. Sizes and
  * offsets are compiled in; the headers are only compared, never computed with.
+ *
+ * Agents meet libraries of other releases, older and newer ones. So new words come out of what is
+ * reserved, 0 is "not given" in them, and what an older library reads stays where it is and right.
+ * AQ_LAYOUT goes up only where that cannot be had: then nothing is carried over, GPUs are refused.
  */
 #ifndef ALIQUOT_REGION_H
 #define ALIQUOT_REGION_H
