@@ -253,8 +253,8 @@ void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext 
   }
 }
 
-static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUcontext context,
-                          uint64_t *code_bytes) {
+static void drop_from(struct shard *shard, const struct aq_share *share, CUcontext context,
+                      struct aq_dropped *dropped) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < shard->capacity;) {
     if (!is_of(&shard->records[i], share, context)) {
@@ -262,23 +262,31 @@ static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUc
       continue;
     }
     bytes += charged(&shard->records[i]);
+    dropped->managed_bytes += aq_record_managed(&shard->records[i]);
     if (shard->records[i].thing == AQ_CODE)
-      *code_bytes += shard->records[i].bytes;
+      dropped->code_bytes += shard->records[i].bytes;
     erase(shard, i); /* may move another record here: look again */
   }
   shard->total[share->index] -= bytes;
-  return bytes;
+  dropped->bytes += bytes;
 }
 
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *code_bytes,
-                                 uint64_t *generation) {
-  uint64_t bytes = 0;
-  *code_bytes = 0;
+void aq_records_drop_context(const struct aq_share *share, CUcontext context, struct aq_dropped *dropped,
+                             uint64_t *generation) {
+  *dropped = (struct aq_dropped){0, 0, 0};
   aq_records_lock_all();
   for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
-    bytes += drop_from(shard, share, context, code_bytes);
+    drop_from(shard, share, context, dropped);
   *generation = share->generation;
   aq_records_unlock_all();
+}
+
+uint64_t aq_records_managed(const struct aq_share *share) {
+  uint64_t bytes = 0;
+  for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
+    for (uint32_t i = 0; i < shard->capacity; i++)
+      if (shard->records[i].key != 0 && shard->records[i].share == share->index)
+        bytes += aq_record_managed(&shard->records[i]);
   return bytes;
 }
 
