@@ -86,12 +86,7 @@ def gather(api: ListApi, *, namespace: str) -> Facts:
         },
         secret=_secret(api, namespace),
         denied=denied(api, namespace, minor),
-        agents={
-            text(dig(pod, "spec", "nodeName")): ask_agent(api, pod)
-            for pod in pods
-            if dig(pod, "metadata", "labels", "app.kubernetes.io/name") == AGENT
-            and not dig(pod, "metadata", "deletionTimestamp")
-        },
+        agents=_ask_agents(api, pods),
         cards=read_cards(api),
         namespaces=optional_list(api, "/api/v1/namespaces"),
         left_pods=[pod for pod in optional_list(api, "/api/v1/pods") if _is_left(pod)],
@@ -147,6 +142,22 @@ def denied(api: ListApi, namespace: str, minor: int) -> list[Right] | None:
         if dig(answer, "status", "allowed") is not True:
             missing.append(right)
     return missing
+
+
+def _ask_agents(api: ListApi, pods: Sequence[JsonObject]) -> dict[str, JsonObject | str]:
+    """What each node's agent says, or why it says nothing."""
+    agents = [
+        pod
+        for pod in pods
+        if dig(pod, "metadata", "labels", "app.kubernetes.io/name") == AGENT
+        and not dig(pod, "metadata", "deletionTimestamp")
+    ]
+    said: dict[str, JsonObject | str] = {}
+    with output.Progress() as progress:
+        for number, pod in enumerate(agents, 1):
+            progress.say(f"asking the agents, {number} of {len(agents)}")
+            said[text(dig(pod, "spec", "nodeName"))] = ask_agent(api, pod)
+    return said
 
 
 def ask_agent(api: ListApi, pod: JsonObject) -> JsonObject | str:

@@ -16,6 +16,7 @@ from aliquot_api.quantity import MIB
 _GIB: Final = 1024 * MIB
 _BAR: Final = 20
 _RESET: Final = "\033[0m"
+_CLEAR_LINE: Final = "\r\033[K"
 
 
 class Colour(enum.StrEnum):
@@ -57,6 +58,25 @@ class Printer:
     def paint(self, text: str, colour: Colour) -> str:
         """`text` in a colour, where colours are wanted."""
         return f"{colour}{text}{_RESET}" if self._colours and colour and text else text
+
+
+class Progress:
+    """A line that says what is being waited for, while it is: on a terminal, and nowhere else."""
+
+    def __init__(self, *, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.say("")
+
+    def say(self, words: str) -> None:
+        """These words in place of those before."""
+        if self._stream.isatty():
+            self._stream.write(f"{_CLEAR_LINE}{words}")
+            self._stream.flush()
 
 
 def add_output_option(parser: argparse.ArgumentParser, *more: str) -> None:

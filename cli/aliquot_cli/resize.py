@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     printer.text(f"{namespace}/{arguments.pod}: asked for {value or 'what the claim was given'}")
     if arguments.no_wait:
         return 0
-    is_done, words = _wait(api, pod, wanted, arguments, before)
+    with output.Progress() as progress:
+        is_done, words = _wait(api, pod, wanted, arguments, before=before, progress=progress)
     printer.text(words)
     return 0 if is_done else NOT_DONE
 
@@ -116,7 +117,9 @@ def _wait(
     pod: JsonObject,
     wanted: int | None,
     arguments: argparse.Namespace,
+    *,
     before: Mapping[str, tuple[str, str]],
+    progress: output.Progress,
 ) -> tuple[bool, str]:
     begin_s = time.monotonic()
     while True:
@@ -135,6 +138,7 @@ def _wait(
                 False,
                 f"not in force after {arguments.timeout:g} s: {marks or 'the node has not answered'}",
             )
+        progress.say(f"waiting for the node, {waited_s:.0f} of {arguments.timeout:g} s")
         time.sleep(_POLL_S)
 
 

@@ -9,6 +9,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 QUOTA_MAGIC: Final = b"ALIQUOTQ"
@@ -220,10 +221,7 @@ def fnv1a64(data: bytes) -> int:
 
 def encode_quota(quota: Quota) -> bytes:
     """A complete quota page."""
-    page = QuotaLayout(layout=LAYOUT, size=QUOTA_SIZE)
-    page.magic[:] = QUOTA_MAGIC
-    page.gpu_uuid[:] = uuid_bytes(quota.gpu_uuid)
-    page.check = fnv1a64(bytes(page)[:32])
+    page = QuotaLayout.from_buffer_copy(_quota_of_gpu(quota.gpu_uuid))
     page.memory_limit_bytes = quota.memory_limit_bytes
     page.cores_millipercent = quota.cores_millipercent
     page.context_estimate_bytes = quota.context_estimate_bytes
@@ -233,6 +231,16 @@ def encode_quota(quota: Quota) -> bytes:
     page.epoch = quota.epoch
     page.heartbeat_ns = quota.heartbeat_ns
     page.log_path[:] = _log_path_bytes(quota.log_path)
+    return bytes(page)
+
+
+@lru_cache(maxsize=64)
+def _quota_of_gpu(gpu_uuid: str) -> bytes:
+    """A page with nothing but its header: the same for all shares of a GPU."""
+    page = QuotaLayout(layout=LAYOUT, size=QUOTA_SIZE)
+    page.magic[:] = QUOTA_MAGIC
+    page.gpu_uuid[:] = uuid_bytes(gpu_uuid)
+    page.check = fnv1a64(bytes(page)[:32])
     return bytes(page)
 
 
@@ -270,9 +278,8 @@ def _log_path_bytes(path: str) -> bytes:
 
 def encode_ledger_header(generation: int) -> bytes:
     """The header of a fresh ledger; the rest of its LEDGER_SIZE bytes is zero."""
-    ledger = LedgerLayout(layout=LAYOUT, size=LEDGER_SIZE, slots=SLOTS, generation=generation)
-    ledger.magic[:] = LEDGER_MAGIC
-    return bytes(memoryview(ledger).cast("B")[:LEDGER_HEADER_SIZE])
+    header = _Header(generation=generation, slots_used=0, denied=0, throttled_ns=0, peak_bytes=0)
+    return _HEADER.pack(LEDGER_MAGIC, LAYOUT, LEDGER_SIZE, SLOTS, *header).ljust(LEDGER_HEADER_SIZE, b"\0")
 
 
 def slots_length(header: bytes) -> int:

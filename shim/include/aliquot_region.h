@@ -12,6 +12,10 @@
  * Both are made once (quota complete before its name appears), then changed in place, word by
  * word: each 64-bit word is valid by itself, native byte order. Sizes and
  * offsets are compiled in; the headers are only compared, never computed with.
+ *
+ * Agents meet libraries of other releases, older and newer ones. So new words come out of what is
+ * reserved, 0 is "not given" in them, and what an older library reads stays where it is and right.
+ * AQ_LAYOUT goes up only where that cannot be had: then nothing is carried over, GPUs are refused.
  */
 #ifndef ALIQUOT_REGION_H
 #define ALIQUOT_REGION_H
@@ -47,6 +51,7 @@
  *   0:     nothing is held or counted; none of the ledger's words for compute move
  *   100 %: nothing is held, all is counted
  *   else:  tat_ns := max(tat_ns, now) + C / share * cost_factor_ppm, not before tat_ns is near now
+ * While anything is lent, a launch also waits until little of what was launched before has yet to run.
  * Processes draw a little in advance and keep what is left, so that most launches touch no shared word:
  * granted_ns runs ahead of the launches by at most half a millisecond per process, and last_launch_ns
  * moves at least once per half a millisecond of GPU time. What a draw got is never given back: costs

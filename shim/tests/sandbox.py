@@ -78,6 +78,13 @@ class Sandbox:
         arguments = [word for gpu in gpus for word in ("--gpu", gpu)]
         self.tool("init", "--node", "shimtest", *arguments)
 
+    def beside(self, name: str) -> "Sandbox":
+        """Another container on this node."""
+        folder = self.folder / name
+        (folder / "shares").mkdir(parents=True)
+        (folder / "node").symlink_to(self.node)
+        return Sandbox(folder=folder, group=name)
+
     def tool(self, *words: str) -> str:
         """`aliquot-sim WORDS` on this node; what it prints."""
         done = subprocess.run(

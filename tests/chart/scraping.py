@@ -9,7 +9,7 @@ from tests.testkit.chart import NAMESPACE
 from tests.testkit.prometheus import Server
 from tests.testkit.promql import alerts, named, panels, variables
 
-_PORTS: Final = {"aliquot-webhook": 8443, "aliquot-controller": 8081, "aliquot-agent": 9410}
+PORTS: Final = {"aliquot-webhook": 8443, "aliquot-controller": 8081, "aliquot-agent": 9410}
 SILENT: Final[Mapping[str, str]] = {
     "node: GPUs left out A": "every GPU of the test bed is published",
 }
@@ -18,7 +18,7 @@ SILENT: Final[Mapping[str, str]] = {
 
 def jobs(aliquot: Installation) -> Iterator[dict[str, Any]]:
     """One job for each component, with a target for each of its pods."""
-    for name, port in _PORTS.items():
+    for name, port in PORTS.items():
         targets = [
             {
                 "targets": [f"{pod['status']['podIP']}:{port}"],

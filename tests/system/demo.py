@@ -14,7 +14,7 @@ from aliquot_api import names
 from tests.cluster.cluster import Cluster
 from tests.cluster.collect import collect
 from tests.cluster.system import TestbedError, run
-from tests.system.images import BUILD, CLIENT
+from tests.system.images import BUILD
 from tests.system.installation import (
     NAMESPACE,
     TEST_VALUES,
@@ -210,12 +210,13 @@ def look_around(bed: Cluster) -> None:
     say(f"""
 Look around (one pod, team-a/playground, is running):
 
-  export KUBECONFIG={bed.kubeconfig} PATH={bed.binaries.kubernetes}:$PATH
+  export KUBECONFIG={bed.kubeconfig} PATH={Path(sys.executable).parent}:{bed.binaries.kubernetes}:$PATH
+  kubectl aliquot top --watch                           # GPUs and shares, again and again
   kubectl get resourceslices -o yaml                    # what the agent publishes
   kubectl get resourceclaims -n team-a -o yaml          # what the pod got, and what it uses
   kubectl logs -n team-a playground                     # what the program saw
   kubectl exec -n {NAMESPACE} daemonset/aliquot-sim -- /opt/aliquot-sim/aliquot-sim books
-  kubectl apply -f my-pod.yaml -n team-a                # image {CLIENT}
+  kubectl create -n team-a -f docs/examples/first-pod.yaml
 
 It was installed with: helm install aliquot {CHART.relative_to(BUILD.parent)} --set simulatedGpu.enabled=true
 Remove it all with: make demo-down""")

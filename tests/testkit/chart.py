@@ -39,6 +39,11 @@ def render(
     return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
+def lint(values: Values | None = None) -> str:
+    """What `helm lint --strict` says; raises where it finds fault."""
+    return _helm("lint", "--strict", str(CHART), values=values or {})
+
+
 def merged(under: Values, over: Values) -> dict[str, Any]:
     """`over` laid upon `under`, as Helm lays one values file upon another."""
     result = {**under}

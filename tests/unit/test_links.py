@@ -38,3 +38,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+def test_the_front_page_is_read_in_a_few_minutes() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150

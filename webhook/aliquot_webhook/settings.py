@@ -170,7 +170,7 @@ def read(
         parser.add_argument(
             f"--{each.name.replace('_', '-')}",
             default=environ.get(f"{ENVIRONMENT_PREFIX}{each.name.upper()}"),
-            help=f"{each.metadata['doc']} (default {each.default!r})",
+            help=f"{each.metadata['doc']} (default {each.default!r})".replace("%", "%%"),
         )
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
     defaults = {each.name: each.default for each in fields(kind)}  # type: ignore[arg-type] # as above

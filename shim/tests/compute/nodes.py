@@ -139,10 +139,7 @@ class Node:
 
     def share(self, name: str, percent: float) -> Share:
         """A container `name` with a share of the GPU."""
-        folder = self.folder / name
-        (folder / "shares").mkdir(parents=True)
-        (folder / "node").symlink_to(self.folder / "node")
-        self._sandboxes[name] = Sandbox(folder=folder, group=name)
+        self._sandboxes[name] = self._sandboxes[""].beside(name)
         return self._make(name, percent, ordinal=0)
 
     def share_of_another_gpu(self, name: str, percent: float) -> Share:

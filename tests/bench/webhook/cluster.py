@@ -320,10 +320,12 @@ def measure(bench: Bench) -> list[Figure]:
             target=0,
         ),
     ]
-    memory = bench.installation.memory_bytes("webhook") / 2**20
-    figures.append(
-        at_most("memory of the webhook (master and one worker) after that", memory, "MiB", target=256)
-    )
+    master, *workers = bench.installation.memory_bytes("webhook")
+    figures += [
+        at_most(f"memory of worker {number} after that", worker / 2**20, "MiB", target=160)
+        for number, worker in enumerate(workers, 1)
+    ]
+    figures.append(at_most("memory of their master", master / 2**20, "MiB", target=96))
     return figures
 
 

@@ -17,9 +17,11 @@ from aliquot_agent import settings as agent
 from aliquot_api import names
 from aliquot_controller.settings import ControllerSettings
 from aliquot_webhook import settings as webhook
+from tests.chart.scraping import PORTS
 from tests.cluster import TestbedError
-from tests.testkit.chart import CHART, NAMESPACE, Values, render
+from tests.testkit.chart import CHART, NAMESPACE, Values, lint, render
 from tests.testkit.chart_readme import page, table
+from tests.unit.test_links import ROOT
 
 ODD: Final[Values] = {
     "requests": {"defaultCores": 7, "memoryFactor": 1024, "deviceClasses": ["gpu.aliquot.dev", "x.example"]},
@@ -40,6 +42,19 @@ FIXED: Final = {
     "controller": {"kubeconfig", "namespace", "host", "port", "identity", "keep_ca_bundle"},
 }
 """What the chart itself decides."""
+HAMIS_SETTINGS: Final = (
+    *("resourceName", "resourceMem", "resourceMemPercentage", "resourceCores", "resourcePriority"),
+    *("deviceSplitCount", "deviceMemoryScaling", "deviceCoreScaling", "preConfiguredDeviceMemory"),
+    *("nodeConfiguration.config", "operatingmode", "devicememoryscaling", "devicecorescaling"),
+    *("devicesplitcount", "preconfigureddevicememory", "enablenumatopology", "migstrategy", "filterdevices"),
+    *("enablegetpreferredallocation", "libcudaloglevel", "migStrategy", "disablecorelimit"),
+    *("deviceListStrategy", "runtimeClassName", "createRuntimeClass", "nvidiaNodeSelector", "gpuCorePolicy"),
+    *("libCudaLogLevel", "defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor"),
+    *("whitelistNamespaces", "namespaceSelector", "objectSelector", "failurePolicy", "reinvocationPolicy"),
+    *("overwriteEnv", "forceOverwriteDefaultScheduler", "certManager.enabled", "patch.enabled"),
+    *("gpuHookPath", "legacyMetrics", "prometheus.enabled"),
+)
+"""Values of HAMi's chart, keys of its node configuration and of its device-config."""
 
 
 @cache
@@ -162,6 +177,14 @@ def test_node_configuration_is_what_the_agent_understands() -> None:
     assert set(decoded.namespaces) == {"research"}
 
 
+def test_the_values_in_the_page_about_policies_are_understood() -> None:
+    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/policies.md").read_text(), re.M | re.DOTALL)
+    (found,) = [each for each in render(yaml.safe_load(block)) if each["kind"] == "ConfigMap"]
+    decoded = nodeconfig.decode(found["data"]["config.yaml"])
+    assert set(decoded.namespaces) == {"research", "billing"}
+    assert decoded.nodes[0][1].gpu["shares"] == 8
+
+
 def test_the_schema_knows_every_value_and_no_other() -> None:
     def known(node: Any, below: Any, path: str) -> None:
         if "$ref" in node:
@@ -208,6 +231,16 @@ def test_a_bad_value_is_refused_by_name(given: Values, words: str) -> None:
         render(given)
 
 
+@pytest.mark.parametrize("given", [pytest.param({}, id="defaults"), pytest.param(ODD, id="odd settings")])
+def test_helm_lint_finds_nothing(given: Values) -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in lint(given)
+
+
+def test_helm_lint_finds_a_bad_value() -> None:
+    with pytest.raises(TestbedError, match=r"1 chart\(s\) failed"):
+        lint({"webhook": {"replicaz": 3}})
+
+
 def test_an_old_kubernetes_is_refused() -> None:
     with pytest.raises(TestbedError, match=r"requires kubeVersion: >=1\.35\.0-0.*v1\.34"):
         render(kubernetes="1.34.3")
@@ -239,8 +272,44 @@ def test_a_renamed_resource_brings_pods_to_the_webhook() -> None:
     assert "nvidia.com/vgpu" not in expression
 
 
+def test_pod_monitors_reach_the_pods_and_keep_the_labels_of_shares() -> None:
+    manifests = render({"podMonitors": {"enabled": True}}, served=["monitoring.coreos.com/v1"])
+    pods = {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]: each["spec"]["template"]
+        for each in manifests
+        if each["kind"] in ("Deployment", "DaemonSet")
+    }
+    reached = {}
+    for monitor in (each for each in manifests if each["kind"] == "PodMonitor"):
+        [name] = monitor["spec"]["selector"]["matchLabels"].values()
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        ports = [port for each in pods[name]["spec"]["containers"] for port in each.get("ports", ())]
+        [reached[name]] = [port["containerPort"] for port in ports if port["name"] == endpoint["port"]]
+        assert endpoint["honorLabels"] is True
+        assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint[
+            "relabelings"
+        ]
+        assert endpoint.get("scheme", "http") == ("https" if name == "aliquot-webhook" else "http")
+    assert reached == PORTS  # where a real Prometheus scrapes an installation in tests/chart
+
+
 def test_everything_goes_to_the_namespace_of_the_release() -> None:
     assert NAMESPACE not in str(render(namespace="elsewhere", hooks=True))
+
+
+def test_the_page_for_hamis_users_maps_each_of_its_settings_to_a_value_that_exists() -> None:
+    page = (ROOT / "docs/hami.md").read_text().partition("## The settings that you know")[2]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", page.partition("\n## ")[0], re.M)
+    theirs = " ".join(known for known, _ in rows)
+    assert {name for name in HAMIS_SETTINGS if not re.search(rf"\b{re.escape(name)}\b", theirs)} == set()
+    there = {".".join(path[:length]) for path in leaves(values()) for length in range(1, len(path) + 1)}
+    for _, ours in rows:
+        group = ""
+        for word in re.findall(r"`(\.?[a-z]\w*(?:\.\w+)*)[^`]*`", ours):
+            path = f"{group}{word}" if word.startswith(".") else word
+            if path.split(".")[0] in values():
+                group = path.rpartition(".")[0]
+                assert path in there or path.startswith("nodeConfiguration."), path
 
 
 def test_every_value_is_described_and_the_readme_is_current() -> None:

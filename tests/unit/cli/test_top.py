@@ -105,3 +105,15 @@ class _Terminal(io.StringIO):
 )
 def test_colours_are_for_terminals(stream: io.StringIO, environment: dict[str, str], wanted: bool) -> None:
     assert output.colours_wanted(stream, environment) is wanted
+
+
+@pytest.mark.parametrize(
+    ("stream", "written"),
+    [(_Terminal(), "\r\033[Kone\r\033[Ktwo\r\033[K"), (io.StringIO(), "")],
+    ids=["terminal", "file"],
+)
+def test_progress_is_for_terminals_and_leaves_nothing(stream: io.StringIO, written: str) -> None:
+    with output.Progress(stream=stream) as progress:
+        progress.say("one")
+        progress.say("two")
+    assert stream.getvalue() == written

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings from flags and variables."""
 
+from dataclasses import fields
+
 import pytest
 
 from aliquot_controller.settings import ControllerSettings
@@ -29,6 +31,18 @@ def test_names_and_hosts_come_out_of_them() -> None:
 
     assert given.policy.resources.count == "nvidia.com/gpu"
     assert given.hosts[0] == "aliquot-webhook.gpu.svc"
+
+
+@pytest.mark.parametrize("kind", [Settings, ControllerSettings])
+def test_help_names_every_setting(
+    kind: type[Settings] | type[ControllerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(kind, prog="aliquot", argv=["--help"], environ={})
+
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"--{each.name.replace('_', '-')} " in said for each in fields(kind))
 
 
 @pytest.mark.parametrize(
