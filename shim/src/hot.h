@@ -8,4 +8,7 @@
 #define AQ_HOT  __attribute__((flatten, hot))
 #define AQ_RARE __attribute__((noinline, cold))
 
+/* What every program writes at its start lies in the page that ld.so has written to, and takes no other. */
+#define AQ_EARLY __attribute__((section(".data")))
+
 #endif
