@@ -199,6 +199,18 @@ bool aq_records_find_of(enum aq_thing thing, CUcontext context, struct aq_record
   return find_any(thing, belongs, context, record);
 }
 
+/* Field by field: what was just written in small pieces is not read back in large ones, for which the
+ * processor would have to wait. */
+static inline void store(struct aq_record *at, const struct aq_record *record) {
+  at->key = record->key;
+  at->bytes = record->bytes;
+  at->context = record->context;
+  at->number = record->number;
+  at->count = record->count;
+  at->share = record->share;
+  at->thing = record->thing;
+}
+
 /* Room for one more, at most three quarters full. */
 static bool has_room(struct shard *shard) {
   return (shard->count + 1) * 4 <= shard->capacity * 3 || grow(shard);
@@ -220,7 +232,7 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
       replaced->bytes = charged(at);
       shard->total[at->share] -= replaced->bytes;
     }
-    *at = *record;
+    store(at, record);
     shard->total[record->share] += charged(record);
   }
   *generation = shares[record->share].generation;
