@@ -122,6 +122,9 @@ def test_a_full_instance_takes_nothing_from_its_neighbours(parts: Node) -> None:
     assert parts.gpu()["used"] == 4864 * MIB + CONTEXT + 1000 * MIB
     full.kill()
     wait_until(lambda: parts.gpu()["used"] == CONTEXT + 1000 * MIB, "the dead one's memory")
+    assert parts.tool("reset").returncode == 0
+    found = {found["devices"][0]["uuid"]: found for found in parts.gpu()["instances"]}
+    assert (found[first]["peak"], found[second]["peak"]) == (0, CONTEXT + 1000 * MIB)
 
 
 def test_nvml_tells_whose_memory_is_in_which_instance(parts: Node) -> None:
