@@ -42,11 +42,12 @@ static inline CUresult find_pool(struct way way, struct aq_pool **pool) {
     *pool = aq_pool_find(way.pool);
   if (*pool)
     return CUDA_SUCCESS;
-  if (device < 0)
+  if (AQ_SELDOM(device < 0)) {
     device = stream_device(way.stream);
-  if (device < 0)
-    return CUDA_SUCCESS;
-  if (!aq_device_share(device))
+    if (device < 0)
+      return CUDA_SUCCESS;
+  }
+  if (AQ_SELDOM(!aq_device_share(device)))
     return CUDA_ERROR_NOT_PERMITTED;
   /* A pool that we have not seen come: the stream's device pays. */
   *pool = way.from ? aq_pool_learn(way.pool, aq_device_share(device)) : aq_pool_current(device);
@@ -78,14 +79,14 @@ static inline CUresult allocate(struct way way, struct aq_pool *pool, unsigned c
   aq_depth++;
   CUresult result = ask_driver(way, &pointer, bytes);
   aq_depth--;
-  if (result != CUDA_SUCCESS) {
+  if (AQ_SELDOM(result != CUDA_SUCCESS)) {
     cancel(ask);
     return result;
   }
   bool kept = aq_pool_leave(&ask, pointer);
-  if (choices != aq_pool_choices())
+  if (AQ_SELDOM(choices != aq_pool_choices()))
     aq_pools_refresh();
-  if (!kept)
+  if (AQ_SELDOM(!kept))
     return undo(way, ask, pointer);
   *dptr = pointer;
   return CUDA_SUCCESS;
@@ -94,19 +95,19 @@ static inline CUresult allocate(struct way way, struct aq_pool *pool, unsigned c
 /* Under capture memory appears when the graph is launched. */
 static inline CUresult take(struct way way, CUdeviceptr *dptr, size_t bytes) {
   struct aq_pool *pool = NULL;
-  if (aq_depth > 0 || !dptr || bytes == 0)
+  if (AQ_SELDOM(aq_depth > 0 || !dptr || bytes == 0))
     return ask_driver(way, dptr, bytes);
-  if (aq_is_captured(way.stream, way.per_thread)) {
+  if (AQ_SELDOM(aq_is_captured(way.stream, way.per_thread))) {
     aq_graphs_allocate();
     return ask_driver(way, dptr, bytes);
   }
-  if (!aq_is_ready())
+  if (AQ_SELDOM(!aq_is_ready()))
     return CUDA_ERROR_NOT_INITIALIZED;
   unsigned choices = aq_pool_choices();
   CUresult result = find_pool(way, &pool);
-  if (result != CUDA_SUCCESS)
+  if (AQ_SELDOM(result != CUDA_SUCCESS))
     return result;
-  if (!pool || !aq_pool_payer(pool))
+  if (AQ_SELDOM(!pool || !aq_pool_payer(pool)))
     return ask_driver(way, dptr, bytes);
   return allocate(way, pool, choices, dptr, bytes);
 }

@@ -175,9 +175,13 @@ static void learn_step(struct aq_pool *pool, uint64_t bytes, uint64_t grown) {
   __atomic_store_n(&pool->step_is_known, round_up(bytes, step / 2) < grown, __ATOMIC_RELAXED);
 }
 
-static uint64_t growth(const struct aq_pool *pool, uint64_t bytes) {
+static uint64_t step_of(const struct aq_pool *pool) {
   uint64_t step = __atomic_load_n(&pool->step, __ATOMIC_RELAXED);
-  return round_up(bytes, step ? step : USUAL_STEP);
+  return step ? step : USUAL_STEP;
+}
+
+static uint64_t growth(const struct aq_pool *pool, uint64_t bytes) {
+  return round_up(bytes, step_of(pool));
 }
 
 /* True if the pool need not grow, by the sizes alone: what is reserved may be in pieces. */
@@ -260,12 +264,13 @@ AQ_RARE static struct aq_pool_ask announced(struct aq_pool_ask ask) {
 bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask) {
   bool graph = aq_pool_kind_of(pool) == GRAPH_POOL;
   *ask = (struct aq_pool_ask){.pool = pool, .bytes = round_up(bytes, graph ? LEAST_STEP : GRAIN)};
-  if (graph && bytes != 0)
-    *ask = announced(*ask);
-  if (graph)
+  if (AQ_SELDOM(graph)) {
+    if (bytes != 0)
+      *ask = announced(*ask);
     return ask->pool != NULL;
+  }
   uint64_t used = __atomic_add_fetch(&pool->used, ask->bytes, __ATOMIC_SEQ_CST);
-  if (seems_enough(pool, used) && aq_headroom(pool->share) / NEAR >= growth(pool, ask->bytes))
+  if (AQ_USUALLY(seems_enough(pool, used) && aq_headroom(pool->share) / NEAR >= ask->bytes + step_of(pool)))
     return true;
   *ask = announced(*ask);
   if (ask->pool)
@@ -311,9 +316,9 @@ void aq_pool_cancel(const struct aq_pool_ask *ask) {
 /* The usual case: nothing was announced, nothing has grown. */
 static bool stands_still(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   uint64_t reserved;
-  if (ask->reserved || ask->right)
+  if (AQ_SELDOM(ask->reserved || ask->right))
     return false;
-  if (is_known(ask->pool, pointer, ask->bytes) && !is_due(ask->pool))
+  if (AQ_USUALLY(is_known(ask->pool, pointer, ask->bytes) && !is_due(ask->pool)))
     return true;
   if (!read_reserved(ask->pool, &reserved) ||
       reserved != __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE))

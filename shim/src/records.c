@@ -53,7 +53,7 @@ AQ_RARE static void wait_for(struct shard *shard) {
 }
 
 static void lock(struct shard *shard) {
-  if (__atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE))
+  if (AQ_SELDOM(__atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE)))
     wait_for(shard);
 }
 
@@ -225,7 +225,7 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
   bool stored = has_room(shard);
   if (stored) {
     struct aq_record *at = place(shard, record->thing, record->key, hash);
-    if (at->key == 0) {
+    if (AQ_USUALLY(at->key == 0)) {
       shard->count++;
     } else {
       *replaced = *at;
