@@ -82,7 +82,7 @@ class SlotLayout(ctypes.Structure):
         ("measured_contexts", _u64),
         ("code_bytes", _u64),
         ("measured_code_bytes", _u64),
-        ("reserved", ctypes.c_uint8 * 8),
+        ("managed_bytes", _u64),
     )
 
 
@@ -153,6 +153,7 @@ class Slot:
     measured_contexts: int
     code_bytes: int = 0
     measured_code_bytes: int = 0
+    managed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ class _Header(NamedTuple):
 
 
 _HEADER: Final = struct.Struct("=8sIII4xQ32x16xQQQQ")
-_SLOT: Final = struct.Struct("=QQQQQ24xQQQQQQQ8x")
+_SLOT: Final = struct.Struct("=QQQQQ24xQQQQQQQQ")
 _PACE: Final = struct.Struct("=QQ16xQ16xQQ")
 PACE_OFFSET: Final = LedgerLayout.tat_ns.offset
 PACE_SIZE: Final = _PACE.size

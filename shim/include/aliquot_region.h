@@ -109,7 +109,7 @@ struct aq_slot {
   uint64_t measured_contexts;   /* 96: agent: contexts held when overhead_bytes was measured */
   uint64_t code_bytes;          /* 104: sizes of the images loaded */
   uint64_t measured_code_bytes; /* 112: agent: code_bytes when overhead_bytes was measured */
-  uint8_t reserved[8];
+  uint64_t managed_bytes;       /* 120: part of used_bytes that need not be on the GPU */
 };
 
 struct aq_ledger {

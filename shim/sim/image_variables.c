@@ -99,7 +99,7 @@ static uint64_t type_bytes(struct text *text) {
 static uint64_t element_bytes(struct text *text) {
   uint64_t bytes = 0;
   uint64_t lanes = 1;
-  for (skip_space(text); text->at < text->end && *text->at == '.'; skip_space(text)) {
+  for (skip_space(text); text->end - text->at > 1 && *text->at == '.'; skip_space(text)) {
     text->at++;
     if (strncmp(text->at, "align", 5) == 0) {
       text->at += 5;

@@ -222,7 +222,8 @@ uint64_t mig_memory(const struct sim_state *state, uint32_t gpu, uint32_t part) 
 
 uint64_t mig_used(struct sim_state *state, uint32_t gpu) {
   uint64_t used = meter_read(&state->gpu[gpu].used).used;
-  for (unsigned start = 0; start < SIM_SLICES; start++) {
+  bool partitioned = mig_is_on(mig_word(state, gpu));
+  for (unsigned start = 0; partitioned && start < SIM_SLICES; start++) {
     used += meter_read(&state->instance[gpu][start].used).used;
   }
   return used;

@@ -129,9 +129,8 @@ static int inject_recover(struct node *node, int gpu, const struct tool_options 
   struct sim_faults *faults = &node->state->gpu[gpu].faults;
   (void)options;
   if (mig_reset(node, (uint32_t)gpu) != MIG_DONE) {
-    fprintf(stderr,
-            "aliquot-sim: inject recover: a reset destroys MIG instances, which are in use: end their "
-            "programs first\n");
+    fprintf(stderr, "aliquot-sim: inject recover: a reset would change the GPU's MIG mode or destroy its "
+                    "instances, and the GPU is in use: end its programs first\n");
     return 1;
   }
   atomic_store(&faults->lost, 0);

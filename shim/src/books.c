@@ -207,13 +207,24 @@ bool aq_free_begin(enum aq_thing thing, uint64_t key, struct aq_freed *freed) {
   return aq_records_take(aq_shares, thing, key, &freed->record, &freed->generation);
 }
 
+void aq_managed_change(struct aq_share *share, uint64_t bytes) {
+  struct aq_slot *slot = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);
+  if (!slot)
+    return;
+  __atomic_add_fetch(&slot->managed_bytes, bytes, __ATOMIC_RELAXED);
+  count_change(slot);
+}
+
 void aq_free_end(const struct aq_freed *freed, bool done) {
   struct aq_share *share = &aq_shares[freed->record.share];
   struct aq_charge charge = {share, freed->generation, freed->record.bytes};
+  uint64_t managed = aq_record_managed(&freed->record);
   if (done)
     aq_cancel(&charge);
   else /* its place is still there; if not, the bytes stay charged */
     aq_commit(&charge, &freed->record);
+  if (done && managed)
+    aq_managed_change(share, -managed);
 }
 
 bool aq_context_reserve(struct aq_share *share) {
@@ -253,12 +264,14 @@ void aq_code_cancel(struct aq_share *share, uint64_t bytes) {
 }
 
 void aq_context_drop(struct aq_share *share, CUcontext context) {
+  struct aq_dropped dropped;
   uint64_t generation;
-  uint64_t code_bytes;
-  uint64_t bytes = aq_records_drop_context(share, context, &code_bytes, &generation);
-  if (bytes)
-    give_back(share, bytes, generation);
-  aq_code_cancel(share, code_bytes);
+  aq_records_drop_context(share, context, &dropped, &generation);
+  if (dropped.bytes)
+    give_back(share, dropped.bytes, generation);
+  if (dropped.managed_bytes)
+    aq_managed_change(share, -dropped.managed_bytes);
+  aq_code_cancel(share, dropped.code_bytes);
 }
 
 CUcontext aq_context_rename(struct aq_share *share, CUcontext context) {

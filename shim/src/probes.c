@@ -215,18 +215,26 @@ static void ask(struct aq_probe *probe) {
   release(probe, result == CUDA_SUCCESS ? IDLE : EMPTY);
 }
 
-void aq_probes_poll(void) {
-  for (int i = 0; i < PROBES && __atomic_load_n(&pending, __ATOMIC_RELAXED) > 0; i++) {
-    pthread_mutex_lock(&lock);
-    bool ours = probes[i].state == PENDING;
-    if (ours) {
-      probes[i].state = BUSY;
-      probes[i].dropped = false;
-    }
-    pthread_mutex_unlock(&lock);
-    if (ours)
-      ask(&probes[i]);
+/* The next one from `*place` on that waits to be asked; it is ours then. NULL: there is none. */
+static struct aq_probe *next_pending(int *place) {
+  struct aq_probe *found = NULL;
+  pthread_mutex_lock(&lock);
+  for (; *place < PROBES && !found; (*place)++)
+    if (probes[*place].state == PENDING)
+      found = &probes[*place];
+  if (found) {
+    found->state = BUSY;
+    found->dropped = false;
   }
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+void aq_probes_poll(void) {
+  struct aq_probe *probe;
+  int place = 0;
+  while (__atomic_load_n(&pending, __ATOMIC_RELAXED) > 0 && (probe = next_pending(&place)))
+    ask(probe);
 }
 
 uint64_t aq_probes_behind(const struct aq_share *share) {

@@ -22,7 +22,7 @@ uint64_t aq_now_ns(void) {
 }
 
 /* Sweeps, at most every 50 ms. */
-static bool refresh(struct aq_share *share) {
+AQ_RARE static bool refresh(struct aq_share *share) {
   uint64_t now = aq_now_ns();
   uint64_t last = aq_word(&share->swept_ns);
   if ((now - last < REFRESH_NS && last != 0) ||
@@ -37,12 +37,10 @@ uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total) {
 }
 
 static uint64_t used_by_all(struct aq_share *share) {
-  const struct aq_slot *own = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);
-  uint64_t ours = own ? aq_charge_of(own, aq_word(&share->quota->context_estimate_bytes)) : 0;
-  uint64_t used = aq_sum(share);
-  if (used > ours && refresh(share)) /* others' memory: are they alive? */
-    used = aq_sum(share);
-  return used;
+  struct aq_sums used = aq_sums(share, __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE));
+  if (used.others > 0 && refresh(share)) /* are they alive? */
+    return aq_sum(share);
+  return used.all;
 }
 
 bool aq_is_full(struct aq_share *share) {

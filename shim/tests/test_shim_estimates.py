@@ -5,7 +5,7 @@ The simulator's contexts cost more than the share's estimate here, and its kerne
 launch. The agent's own code measures.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ import pytest
 from aliquot_agent import overhead, sharedir
 from shim.tests import shares
 from shim.tests.conftest import Clients
-from shim.tests.probe import ended
+from shim.tests.probe import Probe, ended
 from shim.tests.sandbox import MIB, SLOWER, Sandbox
 
 PROCESSES: Final = 8
@@ -136,3 +136,25 @@ def test_nothing_passes_the_limit_once_it_is_measured(node: Sandbox, share: Path
         answers = members.do(f"hammer {ROUNDS}")
         assert all(any(answer[kind] for answer in answers) for kind in (0, 1)), "the race was at the limit"
         assert limit - 8 * MIB < node.container()["peak"] <= limit
+
+
+@pytest.mark.parametrize(
+    "end", ["cuMemFree_v2", "cuMemFreeAsync", "cuDevicePrimaryCtxReset_v2"], ids=["free", "later", "reset"]
+)
+def test_managed_memory_off_the_gpu_hides_no_context(
+    node: Sandbox, share: Path, cost: int, start: Callable[..., Probe], end: str
+) -> None:
+    probe = start(node)
+    probe.begin()
+    measure(node, share)
+    pointer = probe.ok("cuMemAllocManaged", "&4", 512 * MIB, 1).cells[4]
+    measure(node, share)
+    assert node.container()["used"] == cost
+    assert shares.usage(share).used_bytes == 512 * MIB + cost
+    assert [slot.managed_bytes for slot in shares.slots(share)] == [512 * MIB]
+    probe.ok("cuMemPrefetchAsync", pointer, 512 * MIB, 0, 0)
+    assert node.container()["used"] == 512 * MIB + cost
+    measure(node, share)
+    assert shares.usage(share).used_bytes == 512 * MIB + cost
+    probe.ok(end, 0 if "Ctx" in end else pointer, 0)
+    assert [slot.managed_bytes for slot in shares.slots(share) if slot.pid == probe.pid] == [0]

@@ -122,6 +122,9 @@ def test_a_full_instance_takes_nothing_from_its_neighbours(parts: Node) -> None:
     assert parts.gpu()["used"] == 4864 * MIB + CONTEXT + 1000 * MIB
     full.kill()
     wait_until(lambda: parts.gpu()["used"] == CONTEXT + 1000 * MIB, "the dead one's memory")
+    assert parts.tool("reset").returncode == 0
+    found = {found["devices"][0]["uuid"]: found for found in parts.gpu()["instances"]}
+    assert (found[first]["peak"], found[second]["peak"]) == (0, CONTEXT + 1000 * MIB)
 
 
 def test_nvml_tells_whose_memory_is_in_which_instance(parts: Node) -> None:
@@ -262,6 +265,21 @@ def test_programs_on_one_mig_device_take_turns(parts: Node) -> None:
     busy.kill()
     probe, start, end = worker(parts, small, 6)
     assert probe.code("cuEventSynchronize", end) == 0, "the dead one's work does not stay in the queue"
+
+
+def test_what_a_dead_program_left_on_a_device_is_not_taken_for_anothers(parts: Node) -> None:
+    one, _, small, *_ = uuids(parts)
+    dead, *_ = worker(parts, one, 400)
+    waiting = parts.probe(visible=one)
+    waiting.start()
+    kernel = function(waiting, load(waiting), "spin_1ms")
+    dead.kill()
+    parts.books()  # which clears his place for the next one
+    probe, start, end = worker(parts, small, 20)
+    wait_until(lambda: probe.code("cuEventQuery", start) == 0, "his successor's work")
+    assert launch(waiting, kernel) == waiting.code("cuCtxSynchronize") == 0
+    assert probe.code("cuEventSynchronize", end) == 0
+    assert milliseconds(probe, start, end) >= 999.99, "it got no turn on the other device"
 
 
 def test_memory_can_be_held_on_a_mig_device(parts: Node) -> None:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from shim.sim.tests.migs import instances, mig, nvml, partition, uuids
-from shim.sim.tests.simnode import Node
+from shim.sim.tests.simnode import REPOSITORY, Node
 from shim.sim.tests.test_sim_nvml import smi
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INVALID, IN_USE, NO_RESOURCES = 3, 4, 6, 2, 19, 23
@@ -353,6 +353,15 @@ def test_the_tool_shows_mig_devices(mig_a100: Node) -> None:
         f"MIG 3g.20gb Device 0: (UUID: {uuids(mig_a100)[0]})",
         f"MIG 1g.5gb Device 1: (UUID: {uuids(mig_a100)[1]})",
     ]
+
+
+def test_the_commands_of_the_readme_work(a100: Node) -> None:
+    page = (REPOSITORY / "shim" / "sim" / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^aliquot-sim mig ([^#\n]*)", page, re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        mig(a100, *command.split())
+    assert [found["profile"] for found in instances(a100)] == ["3g.20gb"] * 2
 
 
 @pytest.mark.parametrize(
