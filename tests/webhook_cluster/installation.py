@@ -166,6 +166,13 @@ class Installation:
         )
         return answer.stdout.decode()
 
+    def metric(self, name: str, series: str) -> float:
+        """The present value of a process's series, 0 if it has none."""
+        for line in self.page(name, "/metrics").splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
     def memory_bytes(self, name: str) -> list[int]:
         """Resident memory of a process and of each of its children: a webhook's master, its workers."""
         pid = self._processes[name].pid

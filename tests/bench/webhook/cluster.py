@@ -326,6 +326,13 @@ def measure(bench: Bench) -> list[Figure]:
         for number, worker in enumerate(workers, 1)
     ]
     figures.append(at_most("memory of their master", master / 2**20, "MiB", target=96))
+    bench.installation.stop("webhook")
+    started = time.perf_counter()
+    bench.installation.start("webhook")
+    while not bench.installation.is_ready("webhook"):
+        if time.perf_counter() > started + DEADLINE_S:
+            raise TimeoutError("the webhook is not ready")
+    figures.append(at_most("start to ready", time.perf_counter() - started, "s", target=2.0))
     return figures
 
 
