@@ -9,7 +9,6 @@ that started it.
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final
 
 import docker
 
+from tests.cluster.binaries import cache_dir
 from tests.cluster.cgroups import Cgroups
 from tests.cluster.processes import Daemon, Processes
 from tests.cluster.system import TestbedError, locked, wait_until
@@ -34,14 +34,15 @@ _OWN_RUN: Final = 'mount -t tmpfs tmpfs /run && exec "$0" "$@"'
 def running(folder: Path) -> Iterator[docker.DockerClient]:
     """A client of an engine whose images are in `folder`; one at a time, others wait."""
     folder = folder.resolve()
-    with locked(folder), tempfile.TemporaryDirectory(prefix="aliquot-engine-") as scratch:
+    with locked(folder):
         cgroups = Cgroups(cluster=name(folder))
         processes = Processes(records=folder, logs=folder, cgroup_of=cgroups.daemons, path=path())
-        socket = f"unix://{scratch}/docker.sock"
+        socket = cache_dir() / f"{name(folder)}.sock"  # a short path, as sockets need
+        socket.parent.mkdir(parents=True, exist_ok=True)
         settings = folder / _SETTINGS
         settings.write_text(json.dumps(_settings(folder, socket=socket, cgroup=cgroups.node_root(_PART))))
         try:
-            _end(processes, cgroups)  # what a killed run left
+            _end(processes, cgroups, socket)  # what a killed run left
             processes.log(_DAEMON).unlink(missing_ok=True)
             cgroups.create(_PART)
             processes.start(Daemon(_DAEMON, _argv(settings)))
@@ -56,7 +57,7 @@ def running(folder: Path) -> Iterator[docker.DockerClient]:
             finally:
                 client.close()
         finally:
-            _end(processes, cgroups)
+            _end(processes, cgroups, socket)
 
 
 def name(folder: Path) -> str:
@@ -79,9 +80,9 @@ def path() -> str:
     return f"{folder}/usr/sbin:{folder}/usr/bin:{system}"
 
 
-def _settings(folder: Path, *, socket: str, cgroup: str) -> dict[str, object]:
+def _settings(folder: Path, *, socket: Path, cgroup: str) -> dict[str, object]:
     return {
-        "hosts": [socket],
+        "hosts": [f"unix://{socket}"],
         "group": "root",
         "data-root": str(folder / "data"),
         "exec-root": "/run/docker",
@@ -101,15 +102,16 @@ def _argv(settings: Path) -> tuple[str, ...]:
     )
 
 
-def _answering(socket: str, processes: Processes) -> docker.DockerClient:
+def _answering(socket: Path, processes: Processes) -> docker.DockerClient:
     if processes.pid(_DAEMON) is None:
         raise TestbedError(f"the Docker engine has ended:\n{processes.last_words(_DAEMON)}")
-    client = docker.DockerClient(base_url=socket, timeout=_CALL_S)
+    client = docker.DockerClient(base_url=f"unix://{socket}", timeout=_CALL_S)
     client.ping()
     return client
 
 
-def _end(processes: Processes, cgroups: Cgroups) -> None:
+def _end(processes: Processes, cgroups: Cgroups, socket: Path) -> None:
     processes.stop(_DAEMON, timeout_s=30)
     cgroups.kill()
     cgroups.remove()
+    socket.unlink(missing_ok=True)
