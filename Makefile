@@ -23,7 +23,7 @@ ON_A_CLUSTER = env KUBERNETES=$(KUBERNETES) $(AGAIN) $(PYTEST)
 CUDA_HEADERS = $(shell $(PYTHON) -c 'import nvidia.cu13 as m; print(m.__path__[0])')/include
 C_FILES = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h')
 SHELL_FILES = .ci/run tests/testkit/again tests/testkit/step tests/testkit/packages deploy/images/simulated-gpu.sh
-PYTHON_PATHS = api webhook node-agent cli tests shim
+PYTHON_PATHS = api webhook node-agent cli deploy tests shim
 
 ##@ Try it
 .PHONY: demo demo-down
@@ -129,6 +129,7 @@ shim-release: setup ## Shim for glibc 2.17 and newer: build/shim/release/{x86_64
 	@$(STEP) "build the shim for release" $(MAKE) -s -C shim release BUILD=$(BUILD)/shim PYTHON=$(PYTHON)
 
 wheel: shim-release ## Wheel that carries the library for tenants by content hash: build/wheel/*.whl
+	@rm -rf $(BUILD)/wheel
 	@$(STEP) "wheel" env ALIQUOT_LIBRARIES=$(BUILD)/shim/release $(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(BUILD)/wheel .
 
 helm: setup
@@ -137,7 +138,7 @@ helm: setup
 testbed: setup helm ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (16 minutes on 2 cores)
 	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)
 
-images: sim shim-release ## Container images for the test bed, without a registry: build/images/aliquot.tar
+images: sim wheel ## Container images from their Dockerfiles, by Docker, without a registry: build/images/*.tar
 	@$(STEP) "images" $(PYTHON) -m tests.system.images
 
 cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --help)

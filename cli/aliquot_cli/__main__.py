@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "cordon": "cordon",
     "uncordon": "cordon",
     "run": "local",
+    "docker": "containers",
     "ps": "local",
     "share": "share",
     "completion": "completion",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from aliquot_api import names
+from tests.cluster.binaries import helm
 from tests.cluster.cluster import Cluster
 from tests.cluster.collect import collect
 from tests.cluster.system import TestbedError, run
@@ -207,10 +208,11 @@ def top(bed: Cluster) -> str:
 
 
 def look_around(bed: Cluster) -> None:
+    programs = ":".join(map(str, (Path(sys.executable).parent, bed.binaries.kubernetes, helm().parent)))
     say(f"""
 Look around (one pod, team-a/playground, is running):
 
-  export KUBECONFIG={bed.kubeconfig} PATH={Path(sys.executable).parent}:{bed.binaries.kubernetes}:$PATH
+  export KUBECONFIG={bed.kubeconfig} PATH={programs}:$PATH
   kubectl aliquot top --watch                           # GPUs and shares, again and again
   kubectl get resourceslices -o yaml                    # what the agent publishes
   kubectl get resourceclaims -n team-a -o yaml          # what the pod got, and what it uses

@@ -1,142 +1,174 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds Aliquot's container images without a registry or a container engine.
+"""Builds Aliquot's container images from their Dockerfiles, and the tests' own, by an engine of our own.
 
-The base is a minimal system of this machine's own distribution, made by mmdebstrap once and kept in the
-cache; on it come the wheel, the locked dependencies of one extra, and the C parts. Only what changed is
-built again.
+No registry: the base is a minimal system of this machine's own distribution, made by mmdebstrap once and
+kept in the cache; on it stands the builder, which has pip and the locked libraries at hand. Only what
+changed is built again.
 """
 
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.oci import Content, layer, write_image
+import docker
+import pip
+from docker.models.images import Image
+
+from deploy.images import contents, sbom
+from tests.cluster.oci import Content, layer
+from tests.system import nextlayout
+from tests.testkit import engine
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build"
 IMAGES: Final = BUILD / "images"
+ENGINE: Final = BUILD / "engine"
 WEBHOOK: Final = "localhost/aliquot-webhook:dev"
 AGENT: Final = "localhost/aliquot-agent:dev"
 SIM: Final = "localhost/aliquot-sim:dev"
 AGENT_NEXT: Final = "localhost/aliquot-agent:next"
-"""The agent with another build of the library: what an upgrade brings."""
+"""The agent with another layout of quota and ledger: what an upgrade brings."""
+BUILDER: Final = "localhost/aliquot-builder:dev"
+"""What the images are built with here."""
 CLIENT: Final = "localhost/aliquot-client:dev"
 AGENT_NEXT_ARCHIVE: Final = IMAGES / "agent-next.tar"
 ARCHIVES: Final = tuple(IMAGES / f"{name}.tar" for name in ("webhook", "agent", "sim", "client"))
-NOBODY: Final = "65532:65532"
-PYTHON_ENV: Final = {"PYTHONPATH": "/opt/aliquot/site", "PYTHONUNBUFFERED": "1"}
 
+_BASE: Final = "localhost/aliquot-base"
 _BASE_PACKAGES: Final = "python3,ca-certificates,libstdc++6"
 _NOT_IN_BASE: Final = ("man", "doc", "locale", "info")
-_UNUSED: Final = ("bin", "kubernetes/aio", "aiohttp", "aiohttp_retry", "websocket/tests", "certifi/tests")
-"""Parts of the libraries that nobody here imports, and that would be a third of the image."""
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PLATFORMS: Final = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34)))
+_LOCKS: Final = tuple(ROOT / f"deploy/images/{part}.lock" for part in ("webhook", "agent"))
 
 
 def main() -> int:
     IMAGES.mkdir(parents=True, exist_ok=True)
     base = _base()
-    python = _python_of(base)
-    wheel = _wheel()
-    shim, sim = BUILD / "shim", BUILD / "sim"
-    _image(
-        "webhook",
-        name=WEBHOOK,
-        base=base,
-        tree={
-            "/opt/aliquot/site": _site("webhook", wheel=wheel, python=python),
-            "/usr/local/bin/aliquot-webhook": _script("aliquot_webhook"),
-            "/usr/local/bin/aliquot-controller": _script("aliquot_controller"),
-        },
-        env=PYTHON_ENV,
-        entrypoint=["aliquot-webhook"],
-        user=NOBODY,
-    )
-    library = shim / "release" / platform.machine() / "libaliquot.so"
-    agent: dict[str, Content] = {
-        "/opt/aliquot/site": _site("agent", wheel=wheel, python=python),
-        "/opt/aliquot/libaliquot.so": library,
-        "/usr/local/bin/aliquot-agent": _script("aliquot_agent"),
-    }
-    _image("agent", name=AGENT, base=base, tree=agent, env=PYTHON_ENV, entrypoint=["aliquot-agent"])
-    _image(
-        "agent-next",
-        name=AGENT_NEXT,
-        base=base,
-        tree=agent,
-        over={"/opt/aliquot/libaliquot.so": library.read_bytes() + b"next"},
-        env=PYTHON_ENV,
-        entrypoint=["aliquot-agent"],
-    )
-    _image(
-        "sim",
-        name=SIM,
-        base=base,
-        tree={
-            **{
-                f"/opt/aliquot-sim/{file}": sim / file
-                for file in (
-                    *("libcuda.so.1", "libnvidia-ml.so.1"),
-                    *("aliquot-sim", "aliquot-smi", "nvidia-cuda-mps-control"),
-                )
+    with engine.running(ENGINE) as client:
+        forge = _Forge(client, base)
+        forge.build("webhook", tag=WEBHOOK)
+        forge.build("agent", tag=AGENT)
+        forge.build("simulated-gpu", tag=SIM, archive="sim")
+        region = "aliquot_agent/region.py"
+        forge.lay(
+            {
+                "/opt/aliquot/libaliquot.so": nextlayout.library(IMAGES),
+                f"/opt/aliquot/site/{region}": nextlayout.text(f"node-agent/{region}").encode(),
             },
-            "/opt/aliquot-sim/node": ROOT / "deploy/images/simulated-gpu.sh",
-        },
-        entrypoint=["/opt/aliquot-sim/node"],
-    )
-    _image(
-        "client",
-        name=CLIENT,
-        base=base,
-        tree={
-            "/usr/local/bin/fill": _client("fill"),
-            "/usr/local/bin/fill.py": ROOT / "tests/system/clients/fill.py",
-            "/usr/local/bin/elastic": _client("elastic"),
-            "/usr/local/bin/hog": _client("hog"),
-            "/usr/local/bin/hog-static": _static_client("hog"),
-            **_musl_client("hog"),
-            "/usr/local/bin/mount": Path("/bin/busybox"),  # static; a tenant brings what it likes
-        },
-        command=["fill"],
-    )
+            on=AGENT,
+            tag=AGENT_NEXT,
+            archive="agent-next",
+            settings=f'RUN ["python3", "-m", "compileall", "-q", "-f", "/opt/aliquot/site/{region}"]',
+        )
+        forge.lay(
+            {
+                "/usr/local/bin/fill": _client("fill"),
+                "/usr/local/bin/fill.py": ROOT / "tests/system/clients/fill.py",
+                "/usr/local/bin/elastic": _client("elastic"),
+                "/usr/local/bin/hog": _client("hog"),
+                "/usr/local/bin/hog-static": _static_client("hog"),
+                **_musl_client("hog"),
+                "/usr/local/bin/mount": Path("/bin/busybox"),  # static; a tenant brings what it likes
+            },
+            on=forge.base,
+            tag=CLIENT,
+            archive="client",
+            settings='CMD ["fill"]',
+        )
     return 0
 
 
-def _image(
-    file: str,
-    *,
-    name: str,
-    base: Path,
-    tree: Mapping[str, Content],
-    over: Mapping[str, Content] | None = None,
-    env: Mapping[str, str] | None = None,
-    entrypoint: Sequence[str] = (),
-    command: Sequence[str] = (),
-    user: str = "",
-) -> None:
-    """Writes build/images/`file`.tar, unless it holds just this already; `over` is a layer of its own."""
-    tops = [layer(each) for each in (tree, over) if each is not None]
-    recipe = repr((name, env, entrypoint, command, user, base.name)).encode()
-    key = hashlib.sha256(b"".join([recipe, *(hashlib.sha256(top).digest() for top in tops)])).hexdigest()
-    archive, stamp = IMAGES / f"{file}.tar", IMAGES / f"{file}.key"
-    if archive.exists() and stamp.exists() and stamp.read_text() == key:
-        return
-    stamp.unlink(missing_ok=True)
-    write_image(
-        archive, name=name, layers=[base, *tops], env=env, entrypoint=entrypoint, command=command, user=user
-    )
-    stamp.write_text(key)
-    sys.stderr.write(
-        f"images: {name}: {sum(map(len, tops)) >> 20} MiB on a base of {base.stat().st_size >> 20} MiB\n"
-    )
+class _Forge:
+    """Makes images by an engine, and archives of them."""
+
+    def __init__(self, client: docker.DockerClient, base: Path) -> None:
+        self._client = client
+        self.base = f"{_BASE}:{base.stem}"
+        if not client.images.list(self.base):
+            client.api.import_image_from_file(
+                str(base), repository=_BASE, tag=base.stem, changes=[f"ENV PATH={_PATH}"]
+            )
+        self._builder = self._make_builder(_python_of(base))
+
+    def build(self, name: str, *, tag: str, archive: str = "") -> None:
+        """The image of deploy/images/`name`.Dockerfile."""
+        arguments = {"BASE": self.base, "BUILDER": self._builder}
+        image = self._build(
+            tag=tag, path=str(ROOT), dockerfile=f"deploy/images/{name}.Dockerfile", buildargs=arguments
+        )
+        self._save(image, archive or name, bill=True)
+
+    def lay(
+        self, tree: Mapping[str, Content], *, on: str, tag: str, archive: str = "", settings: str = ""
+    ) -> None:
+        """An image that has `tree` over the image `on`; without an archive unless that is named."""
+        recipe = f"FROM {on}\nCOPY tree /\n{settings}\n".encode()
+        context = layer(
+            {"/Dockerfile": recipe, **{f"/tree{path}": content for path, content in tree.items()}}
+        )
+        image = self._build(tag=tag, fileobj=context, custom_context=True)
+        if archive:
+            self._save(image, archive, bill=False)
+
+    def _make_builder(self, python: str) -> str:
+        """The base with pip, and with the locked libraries where pip looks for them, and nowhere else."""
+        inputs = [
+            *(lock.read_bytes() for lock in _LOCKS),
+            repr((self.base, python, pip.__version__)).encode(),
+        ]
+        tag = f"{BUILDER}-{hashlib.sha256(b''.join(inputs)).hexdigest()[:12]}"
+        if not self._client.images.list(tag):
+            settings = "ENV PYTHONPATH=/opt/pip PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels"
+            with tempfile.TemporaryDirectory(dir=IMAGES) as scratch:
+                _download(python=python, into=Path(scratch))
+                tree = {"/opt/pip/pip": Path(pip.__file__).parent, "/opt/wheels": Path(scratch)}
+                self.lay(tree, on=self.base, tag=tag, settings=settings)
+        self._client.images.get(tag).tag(*BUILDER.split(":"))
+        return BUILDER
+
+    def _build(self, *, tag: str, **recipe: object) -> Image:
+        try:
+            image, _ = self._client.images.build(
+                tag=tag, network_mode="none", rm=True, forcerm=True, **recipe
+            )
+        except docker.errors.BuildError as error:
+            sys.stderr.write("".join(str(line.get("stream", "")) for line in error.build_log))
+            raise
+        return image
+
+    def _save(self, image: Image, name: str, *, bill: bool) -> None:
+        """Writes build/images/`name`.tar and the bill of materials, unless it holds just this image."""
+        archive, stamp = IMAGES / f"{name}.tar", IMAGES / f"{name}.key"
+        if archive.exists() and stamp.exists() and stamp.read_text() == image.id:
+            return
+        stamp.unlink(missing_ok=True)
+        partial = IMAGES / f"{name}.partial"
+        with partial.open("wb") as out:
+            for chunk in image.save(named=True):
+                out.write(chunk)
+        partial.rename(archive)
+        if bill:
+            held = contents.read(archive, wanted=sbom.WANTED)
+            (IMAGES / f"{name}.cdx.json").write_text(sbom.text(sbom.document(held, name=f"aliquot-{name}")))
+            sys.stdout.write(f"\n{image.tags[0]}\n{contents.table(held)}\n")
+        stamp.write_text(image.id)
+
+
+def _download(*, python: str, into: Path) -> None:
+    """The wheels that the locks name, for another Python than ours."""
+    machine = platform.machine()
+    platforms = [word for name in _PLATFORMS for word in ("--platform", f"{name}_{machine}")]
+    locks = [word for lock in _LOCKS for word in ("--requirement", str(lock))]
+    where = ("--python-version", python, *platforms, "--dest", str(into))
+    _pip("download", "--no-deps", "--only-binary=:all:", "--require-hashes", *locks, *where)
 
 
 def _base() -> Path:
@@ -175,48 +207,6 @@ def _python_of(base: Path) -> str:
     """Version of the base's python3, such as "3.11"."""
     with tarfile.open(base) as archive:
         return Path(archive.getmember("./usr/bin/python3").linkname).name.removeprefix("python")
-
-
-def _wheel() -> Path:
-    folder = BUILD / "wheel"
-    shutil.rmtree(folder, ignore_errors=True)
-    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
-    [wheel] = folder.glob("*.whl")
-    return wheel
-
-
-def _site(extra: str, *, wheel: Path, python: str) -> Path:
-    """A folder with the wheel and the locked dependencies of `extra`, byte-compiled."""
-    lock = ROOT / f"deploy/images/{extra}.lock"
-    key = hashlib.sha256(lock.read_bytes() + repr((python, _UNUSED)).encode()).hexdigest()[:12]
-    libraries = IMAGES / f"libraries-{extra}-{key}"
-    platform = [word for name in _PLATFORMS for word in ("--platform", f"{name}_x86_64")]
-    into = ("install", "--no-compile", "--python-version", python, "--only-binary=:all:", *platform)
-    if not libraries.exists():
-        with tempfile.TemporaryDirectory(dir=IMAGES) as scratch:
-            _pip(*into, "--require-hashes", "--requirement", str(lock), "--target", f"{scratch}/site")
-            for unused in _UNUSED:
-                shutil.rmtree(f"{scratch}/site/{unused}", ignore_errors=True)
-            Path(f"{scratch}/site").rename(libraries)
-    site = IMAGES / f"site-{extra}"
-    shutil.rmtree(site, ignore_errors=True)
-    shutil.copytree(libraries, site, symlinks=True)
-    _pip(*into, "--no-deps", "--upgrade", "--target", str(site), str(wheel))
-    shutil.rmtree(site / "bin", ignore_errors=True)
-    compiler = shutil.which(f"python{python}")
-    if compiler is not None:
-        # The root file system is read-only and files in images carry no time, so: by hash, unchecked.
-        _run(
-            compiler, "-m", "compileall", "-q", "-j", "2", "--invalidation-mode", "unchecked-hash", str(site)
-        )
-    return site
-
-
-def _script(module: str) -> bytes:
-    """The console script that pip would make, for the image's own Python."""
-    return (
-        f"#!/usr/bin/python3\nimport sys\n\nfrom {module}.__main__ import main\n\nsys.exit(main())\n".encode()
-    )
 
 
 def _client(name: str) -> Path:

@@ -4,6 +4,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,11 @@ RUN_BY_OTHERS: Final = {
     "CONTRIBUTING.md",
     "shim/README.md",
     "tests/cluster/README.md",
+    "docs/images.md",
     "docs/workstation.md",
 }
 """make, benchmark and test bed commands: the continuous integration run is made of them; the workstation's
-are run by tests/unit/cli."""
+are run by tests/unit/cli, those about images by test_images.py."""
 RUN_BY_THE_CHARTS_TESTS: Final = {"docs/install.md", "docs/operating.md"}
 
 
@@ -45,6 +47,11 @@ def run_commands(page: str, bed: Cluster, *, which: slice = slice(None)) -> None
     """Runs commands of a page as a reader would, with kubectl, helm and our own command at hand."""
     environment = bed.environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}:{helm().parent}"
+    run_in(environment, page, which=which)
+
+
+def run_in(environment: Mapping[str, str], page: str, *, which: slice = slice(None)) -> None:
+    """Runs commands of a page in an environment."""
     for command in commands(page)[which]:
         done = subprocess.run(
             ["bash", "-c", command],

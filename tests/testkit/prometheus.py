@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus and promtool, and a Prometheus that runs beside a test.
 
-They come from Debian's package, unpacked and not installed: installed, it starts a daemon.
+They come from Debian's package.
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +17,8 @@ from typing import Any, Final
 
 import yaml
 
-from tests.cluster.binaries import cache_dir, say
-from tests.cluster.system import TestbedError, locked, run, wait_until
+from tests.cluster.system import TestbedError, wait_until
+from tests.testkit.debian import unpacked
 
 _READY_S: Final = 60
 
@@ -29,25 +27,7 @@ def program(name: str) -> Path:
     """`prometheus` or `promtool`: the machine's, else the package's, fetched once."""
     if installed := shutil.which(name):
         return Path(installed)
-    folder = cache_dir() / "prometheus"
-    with locked(cache_dir() / ".prometheus.lock"):
-        if not folder.is_dir():
-            say("fetching Debian's package prometheus (19 MB), once")
-            with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".prometheus.") as scratch:
-                _fetch(Path(scratch))
-                os.rename(Path(scratch) / "unpacked", folder)
-    return folder / "usr/bin" / name
-
-
-def _fetch(scratch: Path) -> None:
-    download = ("apt-get", "download", "-qq", "prometheus")
-    try:
-        run(*download, cwd=scratch, timeout_s=300)
-    except TestbedError:  # without lists, or with old ones
-        run("apt-get", "update", "-qq", timeout_s=300)
-        run(*download, cwd=scratch, timeout_s=300)
-    [package] = scratch.glob("*.deb")
-    run("dpkg-deb", "-x", package, scratch / "unpacked")
+    return unpacked("prometheus", "prometheus") / "usr/bin" / name
 
 
 class Server:
@@ -59,6 +39,11 @@ class Server:
     def query(self, expression: str) -> list[Any]:
         """The series of an instant query, as Prometheus has them now."""
         return list(self._get("query", query=expression)["result"])
+
+    def range(self, expression: str, *, start_s: float, end_s: float, step_s: float) -> list[Any]:
+        """The series of a query over a time."""
+        times = {"start": str(start_s), "end": str(end_s), "step": str(step_s)}
+        return list(self._get("query_range", query=expression, **times)["result"])
 
     def targets(self) -> dict[str, str]:
         """Health (`up`, `down`, `unknown`) of each target, by its address."""

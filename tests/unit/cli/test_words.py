@@ -240,6 +240,7 @@ def test_bash_completes_commands_verbs_and_options() -> None:
     assert completed("ex") == ["explain"]
     assert completed("budget", "s") == ["show", "set"]
     assert completed("run", "--mem") == ["--memory"]
+    assert completed("docker", "r") == ["run"]
     assert completion.script("zsh", parser()).startswith("#compdef aliquot")
 
 
