@@ -92,9 +92,9 @@ static void note_known(struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes
 }
 
 static void forget_known(struct aq_pool *pool) {
-  for (int i = 0; i < AQ_POOL_KNOWN; i++)
+  for (int i = AQ_POOL_KNOWN - 1; i > 0; i--)
     __atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  __atomic_store_n(&pool->known[0], 0, __ATOMIC_SEQ_CST); /* and all of them before what follows */
 }
 
 /* Counted loosely: two threads may count one. */
