@@ -92,9 +92,9 @@ static void note_known(struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes
 }
 
 static void forget_known(struct aq_pool *pool) {
-  for (int i = 0; i < AQ_POOL_KNOWN; i++)
+  for (int i = AQ_POOL_KNOWN - 1; i > 0; i--)
     __atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  __atomic_store_n(&pool->known[0], 0, __ATOMIC_SEQ_CST); /* and all of them before what follows */
 }
 
 /* Counted loosely: two threads may count one. */
@@ -147,8 +147,8 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool stric
   lock(pool);
   __atomic_store_n(&pool->announced, pool->announced - announced->bytes, __ATOMIC_RELAXED);
   if (known && ticket > pool->newest) {
-    pool->newest = ticket;
     fits = charge_reading(pool, announced, reserved, strictly);
+    __atomic_store_n(&pool->newest, ticket, __ATOMIC_RELEASE);
   }
   if (announced->bytes)
     aq_cancel(announced);
@@ -313,6 +313,13 @@ void aq_pool_cancel(const struct aq_pool_ask *ask) {
   aq_cancel(&charge);
 }
 
+/* Somebody may have read what is reserved and not entered it yet: the charge may be about to be what it was
+ * before that. After an allocation: whoever begins to read later sees it. */
+static bool is_being_read(const struct aq_pool *pool) {
+  return __atomic_load_n(&pool->tickets, __ATOMIC_SEQ_CST) !=
+         __atomic_load_n(&pool->newest, __ATOMIC_ACQUIRE);
+}
+
 /* The usual case: nothing was announced, nothing has grown. */
 static bool stands_still(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   uint64_t reserved;
@@ -320,7 +327,7 @@ static bool stands_still(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
     return false;
   if (AQ_USUALLY(is_known(ask->pool, pointer, ask->bytes) && !is_due(ask->pool)))
     return true;
-  if (!read_reserved(ask->pool, &reserved) ||
+  if (is_being_read(ask->pool) || !read_reserved(ask->pool, &reserved) ||
       reserved != __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE))
     return false;
   note_known(ask->pool, pointer, ask->bytes);
