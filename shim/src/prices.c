@@ -7,7 +7,10 @@
 #include <pthread.h>
 #include <string.h>
 
-#define NS_PER_MS 1e6F
+#define NS_PER_MS    1e6F
+#define AGREEMENT    1.25F
+#define RISE_AGREED  0.05F
+#define RISE_DOUBTED 0.001F
 
 struct aq_price aq_prices[AQ_PRICES];
 
@@ -62,18 +65,40 @@ uint64_t aq_price_estimate(const float *sample_ms, unsigned count) {
   return ns > (float)AQ_PRICE_LEAST_NS ? (uint64_t)ns : AQ_PRICE_LEAST_NS;
 }
 
-void aq_price_learn(struct aq_price *price, uint64_t key, float ms, int64_t *owed_ns) {
+float aq_price_lowest(float lowest_ms, float ms, const float *sample_ms, unsigned count) {
+  float least = sample_ms[0];
+  float most = sample_ms[0];
+  for (unsigned i = 1; i < count; i++) {
+    least = sample_ms[i] < least ? sample_ms[i] : least;
+    most = sample_ms[i] > most ? sample_ms[i] : most;
+  }
+  float risen_ms = lowest_ms * (1 + (most <= least * AGREEMENT ? RISE_AGREED : RISE_DOUBTED));
+  return lowest_ms > 0 && risen_ms < ms ? risen_ms : ms;
+}
+
+/* Under the lock, with a new sample in. */
+static uint64_t estimated(struct aq_price *price, float sound_ms) {
+  uint64_t cost = aq_price_estimate(price->sample_ms, price->count);
+  if (sound_ms > 0)
+    price->lowest_ms = aq_price_lowest(price->lowest_ms, sound_ms, price->sample_ms, price->count);
+  uint64_t lowest = (uint64_t)(price->lowest_ms * NS_PER_MS);
+  return lowest > 0 && lowest < cost ? lowest : cost;
+}
+
+void aq_price_learn(struct aq_price *price, uint64_t key, float ms, float sound_ms, int64_t *owed_ns) {
   *owed_ns = 0;
   if (!(ms >= 0) || ms > 1e7F) /* no time */
     return;
   pthread_mutex_lock(&lock);
   if (price->key == key) {
-    if (!price->known)
+    if (!price->known) {
       price->count = price->next = 0;
+      price->lowest_ms = 0;
+    }
     price->sample_ms[price->next] = ms;
     price->next = (price->next + 1) % AQ_PRICE_SAMPLES;
     price->count += price->count < AQ_PRICE_SAMPLES;
-    uint64_t cost = aq_price_estimate(price->sample_ms, price->count);
+    uint64_t cost = estimated(price, sound_ms);
     __atomic_store_n(&price->cost_ns, cost, __ATOMIC_RELAXED);
     if (!price->known) {
       *owed_ns = (int64_t)price->unsettled * (int64_t)cost - (int64_t)price->paid_ns;

@@ -30,6 +30,7 @@ struct aq_price {
   uint8_t next;
   uint64_t paid_ns; /* ... of this much in all */
   float sample_ms[AQ_PRICE_SAMPLES];
+  float lowest_ms; /* of sound samples, rising; 0: there were none */
 };
 
 extern struct aq_price aq_prices[AQ_PRICES];
@@ -88,10 +89,14 @@ static inline bool aq_price_count(struct aq_price *price) {
 /* The least, as whoever competes only lengthens samples, and most of them where others have most of the GPU;
  * never below a quarter of the median. Pure. */
 uint64_t aq_price_estimate(const float *sample_ms, unsigned count);
+/* For long stretches every sample may hold turns of others, many or few: the least of a few samples would
+ * jump about, faster than the agent corrects it. So what was lowest stays, and rises slowly with each sample
+ * `ms`; faster where all of them agree, as of a kernel that takes longer now. Pure. */
+float aq_price_lowest(float lowest_ms, float ms, const float *sample_ms, unsigned count);
 
-/* A measurement. `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much.
- */
-void aq_price_learn(struct aq_price *price, uint64_t key, float ms, int64_t *owed_ns);
+/* A measurement; `sound_ms`: it certainly took no longer than that (0: nothing is certain).
+ * `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much. */
+void aq_price_learn(struct aq_price *price, uint64_t key, float ms, float sound_ms, int64_t *owed_ns);
 
 /* A launch pays a guess, or takes it back (-1). */
 void aq_price_guessed(struct aq_price *price, uint64_t cost_ns, int change);

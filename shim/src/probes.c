@@ -15,6 +15,8 @@
 
 enum { PROBES = 64 };
 
+#define MOST_GAP 0.0625F /* of a sample that is surely not too low */
+
 enum state { EMPTY, IDLE, BUSY, PENDING };
 
 struct aq_probe {
@@ -188,7 +190,8 @@ static float without_gap(const struct aq_probe *probe, float ms) {
 
 static void settle(const struct aq_probe *probe, float ms) {
   int64_t owed;
-  aq_price_learn(probe->price, probe->key, without_gap(probe, ms), &owed);
+  float sound_ms = probe->gap_ms <= ms * MOST_GAP ? ms : 0;
+  aq_price_learn(probe->price, probe->key, without_gap(probe, ms), sound_ms, &owed);
   if (owed > 0)
     aq_budget_charge(probe->share, (uint64_t)owed);
   else if (owed < 0)

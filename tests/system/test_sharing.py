@@ -116,21 +116,15 @@ def replace_the_agent(shared: Installation, tenant: Tenant) -> str:
     old = str(shared.pod_of("aliquot-agent")["metadata"]["uid"])
     shared.bed.kubectl("-n", NAMESPACE, "rollout", "restart", "daemonset/aliquot-agent")
 
-    def ending() -> bool:
-        [status] = [
-            each
-            for each in (agent_of(shared, old) or {})["status"]["containerStatuses"]
-            if each["name"] == "agent"
-        ]
-        return "terminated" in status["state"]
+    def replaced() -> bool:
+        pod = agent_of(shared, old)
+        return pod is not None and "deletionTimestamp" in pod["metadata"]
 
-    shared.bed.wait_for(ending, what="the old agent to end", timeout_s=60)
+    shared.bed.wait_for(replaced, what="the new pod to be ready", timeout_s=120)
     tenant.create(asking("during", "mps", command=["elastic", "100"]))
     tenant.wait_said("during", "full")
     assert "error" not in tenant.said("mps")
-    left = agent_of(shared, old)
-    assert left is not None
-    assert "deletionTimestamp" in left["metadata"]
+    assert replaced(), "the old pod stays"
     return old
 
 

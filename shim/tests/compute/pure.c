@@ -71,6 +71,14 @@ static void prices(void) {
   EXPECT(aq_price_estimate(times, AQ_PRICE_SAMPLES) == 2 * MS); /* a quarter of the median */
   times[0] = 0;
   EXPECT(aq_price_estimate(times, 1) == AQ_PRICE_LEAST_NS);
+  for (int i = 0; i < AQ_PRICE_SAMPLES; i++)
+    times[i] = 2 + (float)i / 100;
+  EXPECT(aq_price_lowest(0, 2, times, AQ_PRICE_SAMPLES) == 2);
+  EXPECT(aq_price_lowest(3, 2, times, AQ_PRICE_SAMPLES) == 2);
+  EXPECT(aq_price_lowest(1.99F, 2, times, AQ_PRICE_SAMPLES) == 2);
+  EXPECT(aq_price_lowest(1, 2, times, AQ_PRICE_SAMPLES) > 1.04F); /* it takes longer now */
+  times[3] = 9;
+  EXPECT(aq_price_lowest(1, 2, times, AQ_PRICE_SAMPLES) < 1.01F); /* somebody competes */
 }
 
 static void settling(void) {
@@ -84,15 +92,17 @@ static void settling(void) {
   for (int i = 0; i < 3; i++)
     aq_price_guessed(price, AQ_GUARD_NS, 1);
   aq_price_guessed(price, AQ_GUARD_NS, -1); /* one was refused */
-  aq_price_learn(price, key, 5, &owed);
+  aq_price_learn(price, key, 5, 0, &owed);
   EXPECT(owed == (int64_t)(2 * 4 * MS) && aq_price_is_known(price) && aq_price_cost(price) == 5 * MS);
-  aq_price_learn(price, key, 5, &owed);
+  aq_price_learn(price, key, 5, 0, &owed);
   EXPECT(owed == 0);
+  aq_price_learn(price, key, 9, 4, &owed);
+  EXPECT(aq_price_cost(price) == 4 * MS);
   aq_price_doubt(key); /* the handle means another kernel now */
   aq_price_guessed(price, aq_price_cost(price), 1);
-  aq_price_learn(price, key, 1, &owed);
-  EXPECT(owed == -(int64_t)(4 * MS) && aq_price_cost(price) == MS);
-  aq_price_learn(price, key + 2, 9, &owed); /* pushed out meanwhile */
+  aq_price_learn(price, key, 1, 0, &owed);
+  EXPECT(owed == -(int64_t)(3 * MS) && aq_price_cost(price) == MS);
+  aq_price_learn(price, key + 2, 9, 0, &owed); /* pushed out meanwhile */
   EXPECT(owed == 0 && aq_price_cost(price) == MS);
 }
 
@@ -102,7 +112,7 @@ static void crowding(void) {
   uint64_t key = aq_price_key(&hot, 0);
   int64_t owed;
   struct aq_price *price = aq_price_find(key);
-  aq_price_learn(price, key, 1, &owed);
+  aq_price_learn(price, key, 1, 0, &owed);
   for (int i = 0; i < 1000; i++)
     aq_price_count(price);
   for (unsigned i = 1; i < 40000; i++) {
