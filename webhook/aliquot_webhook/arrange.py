@@ -88,8 +88,8 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
 
 def _check_mps(planned: Sequence[PlannedRequest], sharing: Mode) -> None:
     """A program talks to one MPS daemon, and each GPU has its own."""
-    for each in planned:
-        if sharing == modes.MPS and each.request.count > 1 and not each.request.is_whole:
+    for each in planned if sharing == modes.MPS else ():
+        if each.request.count > 1 and not each.request.is_whole:
             fix = "MPS serves a container on one GPU; ask for one, or for whole ones, or choose another mode"
             raise InvalidInput(
                 field=path(names.ANNOTATION_SHARING),

@@ -5,6 +5,7 @@ The name is a hash of the canonical spec, so equal pods share one template per n
 computes the same name without asking anybody.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -219,8 +220,14 @@ def _exact(request: GpuRequest, alternative: Alternative) -> ExactRequest:
         "allocationMode": "ExactCount",
         "count": request.count,
         "capacity": {"requests": capacity},
-        "selectors": [{"cel": {"expression": alternative.selector}}],
+        "selectors": _selectors(alternative.selector),
     }
+
+
+@functools.lru_cache(maxsize=256)
+def _selectors(expression: str) -> list[DeviceSelector]:
+    """The requests of a cluster's pods share few."""
+    return [{"cel": {"expression": expression}}]
 
 
 def _summary(requests: Sequence[PlannedRequest]) -> str:

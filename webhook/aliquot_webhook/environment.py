@@ -16,6 +16,8 @@ from aliquot_webhook.wire import JsonObject, items, obj, text
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 VOID: Final = "void"
+_VARIABLE: Final = {"name": VISIBLE_DEVICES, "value": VOID}
+_VARIABLES: Final = [_VARIABLE]
 HARMLESS: Final = (VOID, "none")
 OF_HAMI: Final = frozenset(
     {
@@ -54,11 +56,9 @@ def operations(spec: JsonObject) -> Iterator[Operation]:
                                 fix="the claim decides which GPUs a container gets; remove the variable",
                             )
                 if not known:
-                    yield patch.add(
-                        {"name": VISIBLE_DEVICES, "value": VOID}, "spec", section, index, "env", "-"
-                    )
+                    yield patch.add(_VARIABLE, "spec", section, index, "env", "-")
             else:
-                yield patch.add([{"name": VISIBLE_DEVICES, "value": VOID}], "spec", section, index, "env")
+                yield patch.add(_VARIABLES, "spec", section, index, "env")
 
 
 def warnings(spec: JsonObject) -> Iterator[str]:

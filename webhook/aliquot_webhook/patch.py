@@ -31,6 +31,7 @@ def replace(value: object, *steps: str | int) -> Operation:
     return {"op": "replace", "path": pointer(*steps), "value": value}
 
 
+@functools.lru_cache(maxsize=4096)
 def remove(*steps: str | int) -> Operation:
-    """Take out what exists."""
+    """Take out what exists. Many share this one object."""
     return {"op": "remove", "path": pointer(*steps)}

@@ -29,6 +29,8 @@ from aliquot_webhook.validate import Validator
 logger = logging.getLogger(__name__)
 
 _CERTIFICATE_S: Final = 3.0
+_TELLING_S: Final = 0.5
+"""Until the API server has been told of our authority nobody is ready."""
 _STARTING: Final = ServerState(problem="Aliquot's webhook is starting; try again")
 
 
@@ -108,6 +110,7 @@ class Runtime:
         )
         self._serving = serving
         self._trust = Trust(api=kube, configuration=NAME)
+        self._is_told = False
         self._store: CertificateFolder | CertificateStore
         if settings.certificate_folder:
             self._store = CertificateFolder(folder=Path(settings.certificate_folder))
@@ -168,6 +171,7 @@ class Runtime:
             f"{part} has not answered"
             for part, answered in (
                 ("the certificate's Secret", self._serving.loaded),
+                ("whoever writes caBundle", self._is_told),
                 ("the server's probe", self._probe.state is not None),
             )
             if not answered
@@ -186,4 +190,6 @@ class Runtime:
             expires = certs.expiry(bundle)
             self._metrics.certificate_expires(expires.timestamp())
             logger.info("serving certificate", extra={"expires": expires})
-        return _CERTIFICATE_S
+        if not self._is_told:
+            self._is_told = self._trust.is_told(self._serving.authority)
+        return _CERTIFICATE_S if self._is_told else _TELLING_S

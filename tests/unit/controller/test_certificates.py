@@ -97,6 +97,29 @@ def test_a_certificate_of_a_new_authority_is_served_once_the_server_trusts_it() 
     assert trust.may_serve(new, served_authority=old.authority)
 
 
+def test_a_replica_is_ready_once_the_server_is_told_of_its_authority_or_there_is_no_telling() -> None:
+    api, ours, clock = FakeApi(), fresh(), [0.0]
+
+    def trust() -> Trust:
+        return Trust(api=api, configuration="aliquot-webhook", clock=lambda: clock[0])
+
+    configure(api, None)
+    first = trust()
+    assert not first.is_told(ours.authority)
+    assert first.is_told(b"")  # somebody else renews it
+    keeper(api, ours).keep()
+    assert first.is_told(ours.authority)
+
+    late = trust()
+    assert not late.is_told(fresh().authority)
+    clock[0] = 61.0
+    assert late.is_told(fresh().authority)
+    api.forbidden.add(("GET", PATH))
+    assert trust().is_told(fresh().authority)
+    api.down = True
+    assert not trust().is_told(ours.authority)
+
+
 def test_one_that_cannot_find_out_waits_a_minute_and_not_for_ever() -> None:
     api, clock = FakeApi(), [0.0]
     trust = Trust(api=api, configuration="aliquot-webhook", clock=lambda: clock[0])
