@@ -88,7 +88,7 @@ bench: bench-shim ## Measure; tables on the screen, figures in build/bench/*.jso
 bench-shim: setup sim shim ## Only the shim: what it adds to the bare simulated driver
 	@$(STEP) "benchmark of the shim" $(PYTHON) -m tests.bench.shim
 
-bench-compute: setup sim shim ## Shares of GPU time: what tenants get, and what a launch costs (6 minutes)
+bench-compute: setup sim shim ## Shares of GPU time: what tenants get, and what a launch costs (7 minutes)
 	@$(STEP) "benchmark of compute shares" $(PYTHON) -m tests.bench.compute
 
 bench-agent: setup sim shim ## Measure the node agent only
@@ -96,6 +96,7 @@ bench-agent: setup sim shim ## Measure the node agent only
 
 bench-webhook: testbed ## Admission on a real API server, against other webhooks (10 minutes)
 	@$(STEP) "benchmark of the webhook" $(PYTHON) -m tests.bench.webhook
+	@$(STEP) "benchmark of the controller" $(PYTHON) -m tests.bench.webhook.controller
 	@$(STEP) "benchmark of admission" $(PYTHON) -m tests.bench.webhook.cluster
 
 fuzz: fuzz-shim fuzz-agent ## Feed every parser with nonsense (FUZZ_S=600 seconds for each, FUZZ_SEED=1)

@@ -5,7 +5,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final, NoReturn
 
@@ -21,6 +23,8 @@ from aliquot_api.errors import InvalidInput
 logger = logging.getLogger(__name__)
 
 _KEEP: Final = "keep-sharing"
+_STOP_S: Final = 25.0
+"""An agent that is asked to end has ended after this, whatever hangs: its pod has no time limit for it."""
 _UMASK: Final = 0o022
 """Tenants' programs and the runtime read files of ours, whatever the image's runtime starts us with."""
 
@@ -44,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if keeps:
         return _keep_sharing(chosen)
     agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.end())
+    _when_asked(agent.end)
+    end_in_time(_STOP_S)
     try:
         agent.start()
     except Exception:  # whatever it is, half an agent must not go on
@@ -70,10 +74,29 @@ def _keep_sharing(chosen: settings.Settings) -> int:
             gpu_uuid=gpu_uuid, directory=chosen.mps_dir / gpu_uuid, control=chosen.mps_control
         ),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: keeper.end())
+    _when_asked(keeper.end)
     keeper.run()
     return 0
+
+
+def _when_asked(end: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end())
+
+
+def end_in_time(seconds: float) -> None:
+    """Ends the process so long after a signal that it handles; also while the main thread hangs in a call."""
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)
+
+    def wait() -> None:
+        os.read(heard, 1)
+        time.sleep(seconds)
+        logger.error("the agent did not end in time")
+        _end_hard()
+
+    threading.Thread(target=wait, name="deadline", daemon=True).start()
 
 
 def _end_hard() -> NoReturn:

@@ -21,6 +21,7 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
 _SOURCES: Final = ("FromClass", "FromClaim")
 _CONFIG_FIELD: Final = "status.allocation.devices.config"
+_NOTHING: Final = ShareConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _config(
 ) -> ShareConfig:
     """The configuration that counts for `request`, or the part of it that `sources` state."""
     if not configs:
-        return ShareConfig()
+        return _NOTHING
     stated: dict[str, list[ShareConfig]] = {source: [] for source in _SOURCES}
     try:
         for index, entry in enumerate(configs):

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendor toolkit's CDI specs: under which name they give access to a GPU, and whether they really do.
 
-Looked up anew for each Prepare, read again only where a file changed. Device nodes are looked for on the
-host: on a fresh node a spec may be there before them.
+What was found holds for a second while the file that says it is the same: one of the directories holds the
+specs of all claims as well, and is long when many are prepared at once. Device nodes are looked for in each
+Prepare, on the host: on a fresh node a spec may be there before them.
 """
 
 import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +23,27 @@ from aliquot_agent.errors import Refused
 
 logger = logging.getLogger(__name__)
 
+_FRESH_S: Final = 1.0
 _GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
 
 Nodes = Mapping[str, frozenset[str]]
 """Device nodes that a container gets, by CDI device."""
+_Signature = tuple[int, int, int]
+"""Tells one content of a file from the next without reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """How a GPU is accessed."""
+
+    name: str
+    """Qualified CDI name."""
+    nodes: frozenset[str]
+    path: str
+    """The spec that says it."""
+    signature: _Signature
+    at_s: float
+    """When it was found."""
 
 
 class BaseSpecs:
@@ -33,35 +53,48 @@ class BaseSpecs:
         self._directories = directories
         self._kind = kind
         self._host_root = host_root
-        self._cache: dict[str, tuple[tuple[int, int, int], Nodes]] = {}
+        self._cache: dict[str, tuple[_Signature, Nodes]] = {}
+        self._found: dict[tuple[str, int, int], _Found] = {}
 
     def find(self, *, gpu_uuid: str, index: int, minor: int) -> str:
-        """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it.
+        """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it."""
+        key = gpu_uuid, index, minor
+        known, now_s = self._found.get(key), time.monotonic()
+        if known is not None and now_s - known.at_s < _FRESH_S and known.signature == _signature(known.path):
+            with suppress(Refused):  # another spec may say it better
+                self._verify(known.name, known.nodes)
+                return known.name
+        found = self._found[key] = self._look(gpu_uuid=gpu_uuid, index=index, minor=minor, now_s=now_s)
+        self._verify(found.name, found.nodes)
+        return found.name
+
+    def _look(self, *, gpu_uuid: str, index: int, minor: int, now_s: float) -> _Found:
+        """Reads what there is.
 
         NVML may count otherwise now than when the spec was written: an index counts only with the GPU's
         own device node.
         """
-        nodes: dict[str, frozenset[str]] = {}
+        devices: dict[str, _Found] = {}
         for path in self._paths():
-            nodes |= self._nodes(path)
-        if gpu_uuid in nodes:
-            self._verify(f"{self._kind}={gpu_uuid}", nodes[gpu_uuid])
-            return f"{self._kind}={gpu_uuid}"
+            signature, nodes = self._nodes(path)
+            for device, each in nodes.items():
+                devices[device] = _Found(f"{self._kind}={device}", each, path, signature, now_s)
+        if gpu_uuid in devices:
+            return devices[gpu_uuid]
         where, want = ", ".join(map(str, self._directories)), f"/dev/nvidia{minor}"
-        found = nodes.get(str(index))
+        found = devices.get(str(index))
         if found is None:
             raise Refused(
                 f"no CDI spec gives access to {gpu_uuid}: nothing usable in {where}; "
                 "is the vendor's container toolkit set up (nvidia-ctk cdi generate)?"
             )
-        if {node for node in found if _GPU_NODE.fullmatch(node)} != {want}:
+        if {node for node in found.nodes if _GPU_NODE.fullmatch(node)} != {want}:
             raise Refused(
-                f"CDI device {self._kind}={index} in {where} gives {sorted(found)}, but GPU {index} is "
+                f"CDI device {found.name} in {where} gives {sorted(found.nodes)}, but GPU {index} is "
                 f"{gpu_uuid} at {want}: make the spec anew "
                 "(nvidia-ctk cdi generate --device-name-strategy=uuid)"
             )
-        self._verify(f"{self._kind}={index}", found)
-        return f"{self._kind}={index}"
+        return found
 
     def _verify(self, name: str, nodes: frozenset[str]) -> None:
         """Raises Refused where a device node is not there: the container would start without its GPU."""
@@ -83,20 +116,27 @@ class BaseSpecs:
                     if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(FILE_PREFIX):
                         yield f"{directory}/{name}"
 
-    def _nodes(self, path: str) -> Nodes:
+    def _nodes(self, path: str) -> tuple[_Signature, Nodes]:
+        signature = _signature(path)
+        cached = self._cache.get(path)
+        if cached is not None and cached[0] == signature:
+            return cached
         try:
-            status = os.stat(path)
-            signature = (status.st_ino, status.st_mtime_ns, status.st_size)
-            cached = self._cache.get(path)
-            if cached is not None and cached[0] == signature:
-                return cached[1]
             document = documents.load(Path(path).read_text(), is_json=path.endswith(".json"))
         except (OSError, ValueError) as error:
             logger.warning("CDI spec cannot be read", extra={"file": path, "error": str(error)})
-            return {}
-        nodes = _usable_devices(document, kind=self._kind)
-        self._cache[path] = (signature, nodes)
-        return nodes
+            return signature, {}
+        read = self._cache[path] = signature, _usable_devices(document, kind=self._kind)
+        return read
+
+
+def _signature(path: str) -> _Signature:
+    """What is never that of a file, where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (0, 0, -1)
+    return (status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def _usable_devices(document: object, *, kind: str) -> Nodes:

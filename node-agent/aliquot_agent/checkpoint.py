@@ -3,6 +3,11 @@
 
 Each file carries a version and a checksum. One that cannot be read is set aside as `.corrupt` and logged;
 it never stops the agent.
+
+In an update two agents read each other's files, and after a rollback an older one reads a newer one's: fields
+that it does not know are kept, for what it does not know it cannot do, but the share counts and is held. What
+an older agent must not pass over needs another `VERSION`, or a value that it does not know in a field that it
+knows; either sets the file aside.
 """
 
 import enum
@@ -20,6 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aliquot_agent import files
+from aliquot_api import modes
+from aliquot_api.config import ComputePolicy, OverQuota, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +90,8 @@ class PreparedShare:
     grant_bytes: int = 0
     """What is taken off the published capacity for growth beyond what the claim consumed."""
     growth: Growth = Growth.NONE
+    newer: str = ""
+    """Fields of a newer agent, as JSON: kept as they are."""
 
     @property
     def limit(self) -> int:
@@ -112,6 +121,33 @@ class PreparedClaim:
     """The pod's name for a claim that was made from a template."""
     directory: str = ""
     """Its share directories are `<directory>/<uid>/<share>`; empty: where agents before had them."""
+    newer: str = ""
+    """Fields of a newer agent, as JSON: kept as they are."""
+
+
+_SHARE_FIELDS: Final = tuple(field.name for field in fields(PreparedShare) if field.name != "newer")
+_CLAIM_FIELDS: Final = tuple(field.name for field in fields(PreparedClaim) if field.name != "newer")
+
+
+class Draft:
+    """A checkpoint that does not count yet; gone at the end of the `with` where it was not committed."""
+
+    def __init__(self, *, temporary: str, commit: Callable[[], None]) -> None:
+        self._temporary = temporary
+        self._commit = commit
+        self._committed = False
+
+    def commit(self) -> None:
+        """From here on the claim counts."""
+        self._commit()
+        self._committed = True
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._committed:
+            files.remove(self._temporary)
 
 
 class Checkpoints:
@@ -140,9 +176,18 @@ class Checkpoints:
 
     def save(self, claim: PreparedClaim) -> None:
         """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
+        self.draft(claim).commit()
+
+    def draft(self, claim: PreparedClaim) -> "Draft":
+        """Writes it where nobody looks: `commit` is all that is left to do under a lock that others want."""
         path = self._path(claim.uid)
-        files.write_atomic(path, encode(claim), mode=0o600, step=self._step)
-        self._cache[path.rpartition("/")[2]] = (_signature(os.stat(path)), claim)
+        temporary = files.write_temporary(path, encode(claim), mode=0o600, step=self._step)
+        signature = _signature(os.stat(temporary))
+        return Draft(temporary=temporary, commit=lambda: self._put(path, signature, claim))
+
+    def _put(self, path: str, signature: _Signature, claim: PreparedClaim) -> None:
+        files.put(path, step=self._step)
+        self._cache[path.rpartition("/")[2]] = (signature, claim)
         with self._mutex:
             self._index[claim.uid] = claim
             self._writes += 1
@@ -242,15 +287,17 @@ class Checkpoints:
 
 def encode(claim: PreparedClaim) -> bytes:
     """A checkpoint file."""
-    body = {**_fields(claim), "shares": [_fields(share) for share in claim.shares]}
+    body = _body(claim, _CLAIM_FIELDS)
+    body["shares"] = [_body(share, _SHARE_FIELDS) for share in claim.shares]
     text = json.dumps(body, sort_keys=True)
     checksum = hashlib.sha256(text.encode()).hexdigest()
     return f'{{"version": {VERSION}, "checksum": "{checksum}", "claim": {text}}}'.encode()
 
 
-def _fields(of: PreparedClaim | PreparedShare) -> dict[str, Any]:
+def _body(of: PreparedClaim | PreparedShare, names: tuple[str, ...]) -> dict[str, Any]:
     """As dataclasses.asdict, without its deep copies: this is called in every Prepare."""
-    return {field.name: getattr(of, field.name) for field in fields(of)}
+    body = {name: getattr(of, name) for name in names}
+    return body if not of.newer else {**json.loads(of.newer), **body}
 
 
 def decode(data: bytes, *, uid: str) -> PreparedClaim:
@@ -262,8 +309,8 @@ def decode(data: bytes, *, uid: str) -> PreparedClaim:
             raise UnreadableCheckpoint(f"version {version!r}, want {VERSION}")
         if document["checksum"] != _checksum(body):
             raise UnreadableCheckpoint("checksum differs")
-        shares = tuple(_share(share) for share in body.pop("shares"))
-        claim = PreparedClaim(**body, shares=shares)
+        shares = tuple(_share(share) for share in body["shares"])
+        claim = PreparedClaim(**_known(body, _CLAIM_FIELDS) | {"shares": shares})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UnreadableCheckpoint(str(error)) from error
     if claim.uid != uid:
@@ -272,7 +319,25 @@ def decode(data: bytes, *, uid: str) -> PreparedClaim:
 
 
 def _share(body: dict[str, Any]) -> PreparedShare:
-    return PreparedShare(**{**body, "growth": Growth(body.get("growth", ""))})
+    share = PreparedShare(**_known(body, _SHARE_FIELDS) | {"growth": Growth(body.get("growth", ""))})
+    modes.parse(share.sharing, field="sharing")
+    for words, values in (
+        (OverQuota, (share.class_over_quota, share.claim_over_quota)),
+        (ComputePolicy, (share.class_compute_policy, share.claim_compute_policy)),
+        (Priority, (share.priority,)),
+    ):
+        for value in filter(None, values):
+            words(value)
+    return share
+
+
+def _known(body: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that we know, and the others as text in `newer`."""
+    known = {name: body[name] for name in names if name in body}
+    if len(known) < len(body):
+        newer = {name: value for name, value in body.items() if name not in known}
+        known["newer"] = json.dumps(newer, sort_keys=True)
+    return known
 
 
 def _signature(status: os.stat_result) -> _Signature:

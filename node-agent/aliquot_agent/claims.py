@@ -2,7 +2,8 @@
 """Prepare and unprepare: from a claim's allocation to files on this node, and back.
 
 Order of writes of Prepare. Whatever is killed in between, the next call goes on from there:
-  1. checkpoint: from here on the claim counts, and Unprepare knows what to undo
+  1. checkpoint: beside its name, then under its name in the lock of the GPU: from here on the claim counts,
+     and Unprepare knows what to undo
   2. the claim's directory with a directory for each share (quota and ledger) and a metadata file for each
      request, complete by one rename; never made anew in this boot. It is on a tmpfs
   3. the CDI spec: from here on a container can start
@@ -21,7 +22,6 @@ One lock per claim, one per GPU, none around unrelated claims. The claim's lock 
 call that reads the claim: two calls for one claim must not pass each other.
 """
 
-import datetime
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +38,10 @@ from aliquot_agent.devices import shareable_bytes
 from aliquot_agent.errors import Refused
 from aliquot_agent.hardware import LeftOut
 from aliquot_agent.locks import Lock, Locks
+from aliquot_agent.marks import now_text
 from aliquot_agent.nodepolicy import GpuPolicy
 from aliquot_agent.nvml import Gpu
-from aliquot_agent.reader import ClaimSource, Privileged, Reader, same
+from aliquot_agent.reader import ClaimSource, Privilege, Reader, same
 from aliquot_agent.shares import prepared_share, refuse_several_of_mps
 from aliquot_agent.store import Store
 
@@ -103,14 +104,14 @@ class Claims:
         locks: Locks,
         context_estimate_bytes: int,
         refused: Callable[[ClaimRef, Mapping[str, Any] | None, str], None] = lambda *_: None,
-        privileged: Privileged = lambda *_: "",
+        privilege: Privilege = lambda *_: "",
         await_ways: Callable[[Sequence[PreparedShare], float], None] = lambda *_: None,
         patience_s: float = _PATIENCE_S,
         step: files.Step = files.no_step,
     ) -> None:
         self._node = node
         self._boot_id = boot_id
-        self._reader = Reader(source=source, privileged=privileged)
+        self._reader = Reader(source=source, privilege=privilege)
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._base = base
@@ -297,7 +298,7 @@ class Claims:
             namespace=ref.namespace,
             name=ref.name,
             boot_id=self._boot_id,
-            prepared_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            prepared_at=now_text(),
             library="" if all(share.whole for share in shares) else self._store.library(),
             shares=shares,
             pod_claim=allocation.pod_claim_name(claim),
@@ -313,25 +314,26 @@ class Claims:
             device: shareable_bytes(gpus[device], reserve_bytes=policy.reserve_bytes)
             for device, policy in policies.items()
         }
-        while True:
-            with ExitStack() as locks:
-                for device in devices:
-                    locks.enter_context(self._lock(f"gpu {device}"))
-                others = fit.sharers(self._checkpoints.all(), devices=devices, but=ref.uid)
-                problem = fit.first_misfit(physical, wanted=shares, others=others)
-                grown = resize.growth_in_the_way(nominal_bytes, wanted=shares, others=others)
-                if problem is None and not grown:
-                    self._checkpoints.save(entry)
-                    return entry
-            if self._take_back(grown):
-                continue
-            if grown:
-                problem = "other claims' growth beyond what they consumed is being taken back; ask again"
-            if not self._release_one(others, deadline=deadline):
-                if time.monotonic() + _LONGEST_RETRY_S > deadline:
-                    raise Refused(problem)
-                logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
-                time.sleep(_LONGEST_RETRY_S / 2)
+        with self._checkpoints.draft(entry) as draft:
+            while True:
+                with ExitStack() as locks:
+                    for device in devices:
+                        locks.enter_context(self._lock(f"gpu {device}"))
+                    others = fit.sharers(self._checkpoints.all(), devices=devices, but=ref.uid)
+                    problem = fit.first_misfit(physical, wanted=shares, others=others)
+                    grown = resize.growth_in_the_way(nominal_bytes, wanted=shares, others=others)
+                    if problem is None and not grown:
+                        draft.commit()
+                        return entry
+                if self._take_back(grown):
+                    continue
+                if grown:
+                    problem = "other claims' growth beyond what they consumed is being taken back; ask again"
+                if not self._release_one(others, deadline=deadline):
+                    if time.monotonic() + _LONGEST_RETRY_S > deadline:
+                        raise Refused(problem)
+                    logger.warning("waiting for room", extra={"claim_uid": ref.uid, "problem": problem})
+                    time.sleep(_LONGEST_RETRY_S / 2)
 
     def _release_one(self, others: Sequence[PreparedClaim], *, deadline: float) -> bool:
         """Releases the first claim that is gone; whether there was one. Each is asked for at the server."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from aliquot_agent.attribution import Key
+from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.claims import Claims
 from aliquot_agent.compute import Compute
 from aliquot_agent.hardware import Hardware
@@ -14,6 +15,10 @@ from aliquot_agent.pacing import Paced, PacedShare, paced_share
 from aliquot_agent.picture import Picture
 
 EVENT: Final = "GPUShareEscapesPacing"
+
+
+_Decided = tuple[PreparedClaim, PreparedShare, NodePolicy]
+"""What a share's pacing comes from."""
 
 
 class EventSink(Protocol):
@@ -40,6 +45,7 @@ class Cores:
         self._hardware = hardware
         self._picture = picture
         self._events = events
+        self._known: dict[Key, tuple[_Decided, PacedShare]] = {}
         self._compute = Compute(
             shares=self._shares, users=self._users, use=self._use, escaped=self._tell_escape
         )
@@ -66,13 +72,21 @@ class Cores:
         return "" if paced is None else paced.escape
 
     def _shares(self) -> list[PacedShare]:
+        """Those of now; while nothing is decided anew about one, the same object as a second ago."""
         node = self._policy()
-        return [
-            paced_share(claim, share, path=self._claims.share_dir(claim, share), node=node)
-            for claim in self._claims.prepared()
-            for share in claim.shares
-            if not share.whole
-        ]
+        before, self._known = self._known, {}
+        for claim in self._claims.prepared():
+            for share in claim.shares:
+                if not share.whole:
+                    decided = (claim, share, node)
+                    known = before.get((claim.uid, share.share))
+                    if known is None or any(
+                        old is not new for old, new in zip(known[0], decided, strict=True)
+                    ):
+                        path = self._claims.share_dir(claim, share)
+                        known = decided, paced_share(claim, share, path=path, node=node)
+                    self._known[claim.uid, share.share] = known
+        return [paced for _, paced in self._known.values()]
 
     def _users(self) -> dict[int, Key]:
         return {

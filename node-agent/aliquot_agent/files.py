@@ -24,10 +24,21 @@ def no_step(_: str) -> None:
 def write_atomic(path: Path | str, data: bytes, *, mode: int = 0o644, step: Step = no_step) -> None:
     """Puts `data` at `path` by temporary file and rename; `sync` follows where it must outlive power."""
     path = os.fspath(path)
+    write_temporary(path, data, mode=mode, step=step)
+    put(path, step=step)
+
+
+def write_temporary(path: str, data: bytes, *, mode: int, step: Step = no_step) -> str:
+    """The first half of `write_atomic`; the temporary file that `put` makes appear at `path`."""
     temporary = path + TEMPORARY
     _write(temporary, data, flags=os.O_TRUNC, mode=mode)
     step(f"{path}: temporary written")
-    os.rename(temporary, path)
+    return temporary
+
+
+def put(path: str, *, step: Step = no_step) -> None:
+    """The second half."""
+    os.rename(path + TEMPORARY, path)
     step(f"{path}: renamed")
 
 

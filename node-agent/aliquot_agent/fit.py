@@ -74,8 +74,10 @@ def taken(claims: Iterable[PreparedClaim]) -> dict[str, int]:
 def sharers(claims: Iterable[PreparedClaim], *, devices: Iterable[str], but: str) -> list[PreparedClaim]:
     """Claims other than `but` that hold a share of one of `devices`."""
     wanted = set(devices)
-    return [
-        claim
-        for claim in claims
-        if claim.uid != but and not wanted.isdisjoint([share.device for share in claim.shares])
-    ]
+    found = []
+    for claim in claims:  # each Prepare goes through all of them, so without a call for each
+        for share in claim.shares:
+            if share.device in wanted and claim.uid != but:
+                found.append(claim)
+                break
+    return found

@@ -23,6 +23,8 @@ _FOREVER_NS: Final = 2**63 - 1
 _LONGEST_SPAN_NS: Final = _SECOND_NS
 """NVML keeps samples of a second."""
 _NEWCOMER_US: Final = 3_000_000
+_THOROUGH: Final = 5
+"""Of so many updates one looks at the words of all shares."""
 _HIGH: Final = 1
 """`quota.priority`."""
 
@@ -36,6 +38,7 @@ class SharedGpu:
         self.in_use = False
         """Whether any of its shares has a process there."""
         self._held: dict[Key, _Held] = {}
+        self._updates = 0
         self._seats: dict[Key, Seat] = {}
         self._lent: dict[Key, int] = {}
         self._told_us = 0
@@ -52,17 +55,25 @@ class SharedGpu:
         self._held.clear()
 
     def update(self, shares: Mapping[Key, PacedShare]) -> None:
-        """Takes note of which shares are there, and puts their words right."""
+        """Takes note of which shares are there, and puts their words right.
+
+        Where nobody uses the GPU and nothing new is decided about a share that waits for a program, or for
+        some seconds: only root on the host can have changed its words.
+        """
+        self._updates += 1
+        thorough = self.in_use or self._updates % _THOROUGH == 0
         for key in list(self._held):
             if key not in shares or self._held[key].files.removed():
                 self._held.pop(key).files.close()
         for key, share in shares.items():
-            if key not in self._held:
+            held = self._held.get(key)
+            if held is None:
                 # It may be being prepared; the watcher logs the rest.
                 with suppress(OSError, region.DamagedRegion):
-                    self._held[key] = _Held(ShareFiles(path=share.path))
-            if key in self._held:
-                self._held[key].update(share)
+                    held = self._held[key] = _Held(ShareFiles(path=share.path))
+                    held.update(share)
+            elif thorough or held.share is not share:
+                held.update(share)
 
     def look(self, now_ns: int) -> None:
         """Reads the ledgers and lends."""

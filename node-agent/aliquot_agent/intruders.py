@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends pods that got a privileged container beside a share: it sees every GPU, so that the limit is a wish.
+"""Ends pods that hold a share and could lift its limit (a privileged container, hostPID, ...): it is a wish.
 
 Prepare refuses the first pod of a claim (`reader`), but kubelet asks once for a claim: a second pod, or an
 ephemeral container in a running one, comes without our being asked. Handled by the share's policy, as memory
@@ -35,7 +35,7 @@ class PodBook(Protocol):
     """The node's pods (pods.Pods)."""
 
     def privileged_ones(self) -> tuple[Pod, ...]:
-        """Those with a privileged container."""
+        """Those that reach beyond a share."""
 
 
 class Intruders:
@@ -70,7 +70,7 @@ class Intruders:
         self._loop.poke()
 
     def look(self) -> None:
-        """Handles each pod that is privileged and holds a share."""
+        """Handles each pod that reaches beyond a share and holds one."""
         for pod in self._pods.privileged_ones():
             wanted = [
                 policy_of(share, node=self._policy(), namespace=pod.namespace) for share in self._shares(pod)
@@ -95,9 +95,6 @@ class Intruders:
                 self._say(pod, f"it cannot be evicted: {error}")
 
     def _say(self, pod: Pod, done: str) -> None:
-        message = (
-            f"container {pod.privileged} is privileged and reaches every GPU of its node, so that the limit "
-            f"of the pod's share cannot be held: {done}"
-        )
-        logger.warning("privileged container beside a share", extra={"pod": pod.name, "what": message})
+        message = f"the limit of the pod's share cannot be held against it: {pod.privilege}: {done}"
+        logger.warning("pod could lift its limit", extra={"pod": pod.name, "what": message})
         self._events.pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, reason=EVENT, message=message)

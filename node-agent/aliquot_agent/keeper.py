@@ -3,8 +3,9 @@
 
 A process of its own, in a container of its own (`aliquot-agent keep-sharing`): MPS daemons are its children
 and outlive the agent's restarts, and the right to change the driver's settings stays with it. It derives
-everything from the agent's checkpoints and says what it did in files (`kept`); nobody calls it. When it ends,
-the GPUs are plain again.
+everything from the agent's checkpoints and says what it did in files (`kept`); nobody calls it. The daemons
+die with its container, so when its pod is replaced it goes on until no program needs one. When it ends, the
+GPUs are plain again.
 """
 
 import logging
@@ -38,6 +39,9 @@ class MpsDaemon(Protocol):
     def start(self) -> None:
         """Returns when it answers."""
 
+    def began(self) -> bool:
+        """Whether it was started since the node booted, by whomever, and not removed."""
+
     def lives(self) -> bool:
         """Whether it runs and answers."""
 
@@ -56,6 +60,8 @@ class _Gpu:
     settled: bool
     problem: str = ""
     again_s: float = 0.0
+    lost: int = 0
+    """How often its daemon was lost in this mode."""
 
 
 class Keeper:
@@ -82,18 +88,26 @@ class Keeper:
         self._ended = False
 
     def run(self) -> None:
-        """Works until `end`; then every GPU is made plain, and MPS programs lose their server.
+        """Works until `end`, and then as long as an MPS daemon is needed; every GPU is made plain at last.
 
         While another keeper lives (a rolling update), this one waits.
         """
-        while not self._ended:
+        told = False
+        while not self._ended or self._needed():
+            if self._ended and not told:
+                logger.info("asked to end: going on until the last share by MPS has ended")
+                told = True
             self.step()
             time.sleep(_PERIOD_S)
         self.close()
 
     def end(self) -> None:
-        """Makes `run` return; safe in a signal handler."""
+        """Makes `run` return when no MPS daemon is needed; safe in a signal handler."""
         self._ended = True
+
+    def _needed(self) -> bool:
+        """Whether a daemon serves that would end with this process."""
+        return any(gpu.settled and gpu.mode == modes.MPS for gpu in self._gpus.values())
 
     def close(self) -> None:
         """Makes every GPU plain and lets another keeper work."""
@@ -108,10 +122,15 @@ class Keeper:
             if not self._register.claim():
                 return
             self._leading = True
-            self._gpus = {gpu: _Gpu(mode=mode, settled=False) for gpu, mode in self._register.left().items()}
+            self._gpus = {gpu: self._left(gpu, kept) for gpu, kept in self._register.left().items()}
         wanted = self._wanted()
         for gpu_uuid in sorted({*wanted, *self._gpus}):
             self._bring(gpu_uuid, wanted.get(gpu_uuid, modes.SHIM))
+
+    def _left(self, gpu_uuid: str, kept: Kept) -> _Gpu:
+        """A GPU of a keeper that did not end in order: its daemon ended with it."""
+        lost = kept.mode == modes.MPS and self._daemon(gpu_uuid).began()
+        return _Gpu(mode=kept.mode, settled=False, lost=kept.lost + int(lost))
 
     def _wanted(self) -> Mapping[str, Mode]:
         """What the shares on each GPU want, but for plain ones."""
@@ -133,7 +152,7 @@ class Keeper:
     def _bring(self, gpu_uuid: str, wanted: Mode, *, keep_directories: bool = False) -> None:
         gpu = self._gpus.setdefault(gpu_uuid, _Gpu(mode=modes.SHIM, settled=True))
         if gpu.settled and gpu.mode == wanted == modes.MPS and not self._daemon(gpu_uuid).lives():
-            gpu.settled = False
+            gpu.settled, gpu.lost = False, gpu.lost + 1
             logger.error("MPS daemon was lost; its tenants' programs have failed", extra={"gpu": gpu_uuid})
         if gpu.settled and gpu.mode == wanted:
             return
@@ -147,26 +166,25 @@ class Keeper:
                 logger.error("GPU is not set up", extra={"gpu": gpu_uuid, "error": str(error)})
             gpu.problem = str(error)
             with suppress(OSError):  # a full disk must not end the daemons of running programs
-                self._register.write(gpu_uuid, Kept(mode=gpu.mode, problem=gpu.problem))
+                self._register.write(gpu_uuid, Kept(gpu.mode, gpu.problem, gpu.lost))
 
     def _change(self, gpu_uuid: str, gpu: _Gpu, wanted: Mode, *, keep_directories: bool) -> None:
         """The file tells at each moment what the GPU may be."""
         if gpu.mode != wanted:
             if gpu.mode != modes.SHIM:
-                doing = Kept(mode=gpu.mode, problem=f"being changed to {wanted}")
+                doing = Kept(gpu.mode, f"being changed to {wanted}", gpu.lost)
                 self._register.write(gpu_uuid, doing)
                 self._undo(gpu_uuid, gpu.mode, keep_directories=keep_directories)
-            gpu.mode, gpu.settled = wanted, False
+            gpu.mode, gpu.settled, gpu.lost = wanted, False, 0
         if wanted == modes.SHIM:
             self._register.remove(gpu_uuid)
             self._gpus.pop(gpu_uuid, None)
             self._daemons.pop(gpu_uuid, None)
         else:
-            doing = Kept(mode=wanted, problem="being set up")
-            self._register.write(gpu_uuid, doing)
+            self._register.write(gpu_uuid, Kept(wanted, "being set up", gpu.lost))
             self._do(gpu_uuid, wanted)
             gpu.settled, gpu.problem = True, ""
-            self._register.write(gpu_uuid, Kept(mode=wanted))
+            self._register.write(gpu_uuid, Kept(wanted, lost=gpu.lost))
         logger.info("GPU is set up", extra={"gpu": gpu_uuid, "sharing": str(wanted)})
 
     def _do(self, gpu_uuid: str, mode: Mode) -> None:

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,8 @@ class Kept:
     """What it is made, or was being made."""
     problem: str = ""
     """Why it is not that yet; empty: it is."""
+    lost: int = 0
+    """How often the GPU's MPS daemon was lost since it is shared by MPS."""
 
 
 class Register:
@@ -73,6 +75,7 @@ class Register:
             "keeper": self._token,
             "mode": str(kept.mode),
             "problem": kept.problem,
+            "lost": kept.lost,
         }
         files.write_atomic(self._path(gpu_uuid), json.dumps(body).encode(), mode=0o600)
 
@@ -80,13 +83,10 @@ class Register:
         """The GPU is plain again."""
         files.remove(self._path(gpu_uuid))
 
-    def left(self) -> dict[str, Mode]:
+    def left(self) -> dict[str, Kept]:
         """What this keeper, or one before it, made of GPUs and has not undone."""
-        found = {}
-        for path in self._directory.glob(f"*{_SUFFIX}"):
-            kept = _decode(path)
-            found[path.stem] = modes.SHIM if kept is None else kept[0].mode
-        return found
+        found = {path.stem: _decode(path) for path in self._directory.glob(f"*{_SUFFIX}")}
+        return {gpu_uuid: kept[0] for gpu_uuid, kept in found.items() if kept is not None}
 
     def _path(self, gpu_uuid: str) -> Path:
         return self._directory / f"{gpu_uuid}{_SUFFIX}"
@@ -106,7 +106,7 @@ class Ways:
             return None
         kept, token = found
         if token != self._living():
-            return Kept(mode=kept.mode, problem="the container `sharing` of the agent's pod does not run")
+            return replace(kept, problem="the container `sharing` of the agent's pod does not run")
         return kept
 
     def await_all(self, shares: Iterable[PreparedShare], deadline_s: float) -> None:
@@ -151,6 +151,7 @@ def _decode(path: Path) -> tuple[Kept, str] | None:
         kept = Kept(
             mode=modes.parse(body["mode"], field="mode"),
             problem=str(body["problem"]),
+            lost=int(body.get("lost", 0)),
         )
         return kept, str(body["keeper"])
     except FileNotFoundError:

@@ -25,6 +25,8 @@ _YOUNG_S: Final = 3600.0
 _TOUCH_S: Final = 60.0
 _PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n".encode()
 
+_Signatures = tuple[tuple[int, int, int, int], ...]
+
 
 class Library:
     """The library of this agent's image, on the host."""
@@ -33,10 +35,10 @@ class Library:
         self._source = source
         self._root = state_dir / "lib"
         self._lock = threading.Lock()
-        self._verified: Path | None = None
+        self._verified: tuple[Path | None, _Signatures] = (None, ())
+        """The folder, and what its files looked like then; replaced as one."""
         self._touched: Path | None = None
         self._touched_at_s = 0.0
-        self._signatures: tuple[tuple[int, int, int, int], ...] = ()
 
     def ensure(self) -> Path:
         """The folder with library and preload file, both verified byte by byte, written where they differ.
@@ -44,10 +46,11 @@ class Library:
         Read again only where one of the files has changed since. Raises Refused where there is no library:
         a share without it would have no limit.
         """
+        if (verified := self._unchanged()) is not None:  # as in every Prepare: nobody waits for anybody
+            return verified
         with self._lock:
-            if self._verified is not None and self._signatures == self._seen(self._verified) != ():
-                self._touch(self._verified)
-                return self._verified
+            if (verified := self._unchanged()) is not None:
+                return verified
             try:
                 data = self._source.read_bytes()
             except OSError as error:
@@ -57,8 +60,16 @@ class Library:
             self._touch(folder)
             _ensure_file(folder / cdi.LIBRARY, data, mode=0o755)
             _ensure_file(folder / cdi.PRELOAD, _PRELOAD_TEXT, mode=0o644)
-            self._verified, self._signatures = folder, self._seen(folder)
+            self._verified = folder, self._seen(folder)
             return folder
+
+    def _unchanged(self) -> Path | None:
+        """The folder that was verified, while its files are those of then."""
+        folder, signatures = self._verified
+        if folder is None or self._seen(folder) != signatures or not signatures:
+            return None
+        self._touch(folder)
+        return folder
 
     def _touch(self, folder: Path) -> None:
         """Lets another agent's `collect` know that the folder was wanted a moment ago."""
@@ -67,7 +78,7 @@ class Library:
             os.utime(folder)
             self._touched, self._touched_at_s = folder, now_s
 
-    def _seen(self, folder: Path) -> tuple[tuple[int, int, int, int], ...]:
+    def _seen(self, folder: Path) -> _Signatures:
         """What tells the files' content from another one without reading them; empty where one is gone."""
         try:
             # In every Prepare: without pathlib's layers.
@@ -86,7 +97,7 @@ class Library:
         now_s = time.time()
         with self._lock:
             for folder in self._root.iterdir() if self._root.is_dir() else ():
-                if str(folder) in used or folder == self._verified:
+                if str(folder) in used or folder == self._verified[0]:
                     continue
                 if abs(now_s - folder.stat().st_mtime) > _YOUNG_S:
                     logger.info("removing a library that nobody uses", extra={"folder": str(folder)})

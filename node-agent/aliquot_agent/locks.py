@@ -86,8 +86,10 @@ class Locks:
     def alone(self) -> bool:
         """Whether no other agent is present."""
         with self._mutex:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _PRESENT, 1, 0)
-            answer = fcntl.fcntl(self._open(), fcntl.F_OFD_GETLK, asked)
+            fd = self._open()
+        # Not under the mutex: every Prepare asks, and whoever waits for a system call waits for the GIL, too.
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _PRESENT, 1, 0)
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
         kind: int = _FLOCK.unpack(answer)[0]
         return kind == fcntl.F_UNLCK
 

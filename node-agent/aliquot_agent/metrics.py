@@ -56,6 +56,8 @@ class Sources:
     paced: Callable[[], Mapping[Key, Paced]] = dict
     untold: Callable[[], frozenset[str]] = frozenset
     """UUIDs of GPUs whose driver does not tell who uses them."""
+    mps_lost: Callable[[], Mapping[str, int]] = dict
+    """MPS daemons lost, by GPU UUID."""
 
 
 class AgentCollector(Collector):
@@ -192,6 +194,10 @@ class AgentCollector(Collector):
                 if value is not None:
                     family.add_metric((gpu.uuid,), value)
             yield family
+        lost = _counter("gpu_mps_daemon_lost", "MPS daemons lost under programs", ("gpu_uuid",))
+        for gpu in gpus.values():
+            lost.add_metric((gpu.uuid,), self._from.mps_lost().get(gpu.uuid, 0))
+        yield lost
         left_out = _gauge(
             "gpu_left_out", "GPUs that are not published, by cause", ("index", "gpu_uuid", "cause")
         )

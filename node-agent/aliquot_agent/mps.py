@@ -60,6 +60,10 @@ class Daemon:
         self._asked_s = time.monotonic()
         self._pids = tuple(self._processes(os.listdir("/proc")))
 
+    def began(self) -> bool:
+        """Whether it was started since the node booted, by whomever, and not removed."""
+        return self._directory.exists()
+
     def lives(self) -> bool:
         """Whether it runs, and (asked now and then) answers."""
         if not any(self._processes(map(str, self._pids))):

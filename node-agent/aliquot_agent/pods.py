@@ -13,6 +13,7 @@ from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.errors import ApiError
 from aliquot_agent.loops import Loop
 from aliquot_api.names import ANNOTATION_MEMORY_LIMIT
+from aliquot_api.reach import beyond_its_share
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class Pod:
     """By container ID, as the runtime's own (64 hexadecimal digits); of all containers."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """Name of the ResourceClaim by name of the pod's entry."""
-    privileged: str = ""
-    """Name of a container that is privileged."""
+    privilege: str = ""
+    """What lets it reach beyond a share, and why; empty: nothing."""
 
     def holds(self, claim: PreparedClaim) -> bool:
         """Whether the pod holds this claim."""
@@ -71,8 +72,8 @@ class Pod:
         )
 
 
-def digest(pod: Mapping[str, Any]) -> Pod | None:
-    """What counts of a pod; None for one without claims."""
+def digest(pod: Mapping[str, Any], guarded: tuple[str, ...] = ()) -> Pod | None:
+    """What counts of a pod; None for one without claims. `guarded`: folders of ours on the host."""
     spec, status, metadata = pod["spec"], pod.get("status") or {}, pod["metadata"]
     entries = spec.get("resourceClaims") or []
     if not entries:
@@ -103,16 +104,14 @@ def digest(pod: Mapping[str, Any]) -> Pod | None:
         containers=containers,
         container_names=ids,
         claims={entry: name for entry, name in claims.items() if name},
-        privileged=privileged_container(pod),
+        privilege=privilege_of(pod, guarded),
     )
 
 
-def privileged_container(pod: Mapping[str, Any]) -> str:
-    """Name of the first container of a pod that is privileged; empty: none is."""
-    for container in (each for key in _LISTS for each in (pod.get("spec") or {}).get(key) or []):
-        if (container.get("securityContext") or {}).get("privileged"):
-            return str(container["name"])
-    return ""
+def privilege_of(pod: Mapping[str, Any], guarded: tuple[str, ...]) -> str:
+    """The first thing that lets a pod reach beyond a share; empty: nothing does."""
+    problem = next(beyond_its_share(pod.get("spec") or {}, guarded), None)
+    return "" if problem is None else str(problem)
 
 
 class PodStream(Protocol):
@@ -141,9 +140,17 @@ class PodApi(Protocol):
 class Pods:
     """The book of pods. `start`, then `stop`. Thread-safe."""
 
-    def __init__(self, *, api: PodApi, node: str, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        api: PodApi,
+        node: str,
+        guarded: tuple[str, ...] = (),
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._api = api
         self._node = node
+        self._guarded = guarded
         self._changed = changed
         self._pods: Mapping[str, Pod] = {}
         self._events = api.pod_watch(node)
@@ -163,18 +170,18 @@ class Pods:
         """The pod with this UID."""
         return self._pods.get(uid)
 
-    def privileged(self, namespace: str, name: str, uid: str) -> str:
-        """Name of a privileged container of a pod, which is read where the watch has not shown it yet."""
+    def privilege(self, namespace: str, name: str, uid: str) -> str:
+        """What lets a pod reach beyond a share; the pod is read where the watch has not shown it yet."""
         known = self._pods.get(uid)
         if known is not None:
-            return known.privileged
+            return known.privilege
         try:
             pod = self._api.get_pod(namespace, name)
         except ApiError as error:
             if error.status == 404:
                 return ""
             raise
-        return privileged_container(pod) if pod["metadata"].get("uid") == uid else ""
+        return privilege_of(pod, self._guarded) if pod["metadata"].get("uid") == uid else ""
 
     def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
         """The pods that hold a claim, by name."""
@@ -186,12 +193,12 @@ class Pods:
         return tuple(pod for pod in self._pods.values() if pod.memory_limit is not None)
 
     def privileged_ones(self) -> tuple[Pod, ...]:
-        """The pods with a privileged container."""
-        return tuple(pod for pod in self._pods.values() if pod.privileged)
+        """The pods that reach beyond a share."""
+        return tuple(pod for pod in self._pods.values() if pod.privilege)
 
     def replace(self, pods: Iterable[Object]) -> None:
         """Takes a list as all there is."""
-        found = (digest(pod) for pod in pods)
+        found = (digest(pod, self._guarded) for pod in pods)
         self._pods = {pod.uid: pod for pod in found if pod is not None}
         self._changed()
 
@@ -199,7 +206,7 @@ class Pods:
         """Takes one event."""
         uid, known = str(pod["metadata"]["uid"]), None
         if kind != "DELETED":
-            known = digest(pod)
+            known = digest(pod, self._guarded)
         if self._pods.get(uid) == known:
             return
         # Replaced, never changed: readers hold no lock.

@@ -26,16 +26,16 @@ class ClaimSource(Protocol):
         """A ResourceClaim; raises ApiError."""
 
 
-Privileged = Callable[[str, str, str], str]
-"""Name of a privileged container of a pod (namespace, name, UID); empty: it has none. Raises ApiError."""
+Privilege = Callable[[str, str, str], str]
+"""What lets a pod (namespace, name, UID) reach beyond a share; empty: nothing does. Raises ApiError."""
 
 
 class Reader:
     """What Prepare asks of the server. Thread-safe."""
 
-    def __init__(self, *, source: ClaimSource, privileged: Privileged) -> None:
+    def __init__(self, *, source: ClaimSource, privilege: Privilege) -> None:
         self._source = source
-        self._privileged = privileged
+        self._privilege = privilege
 
     def claim(self, namespace: str, name: str, *, deadline: float, known: bool) -> dict[str, Any] | None:
         """The claim; None when the server is away and the caller knows it already (`known`)."""
@@ -66,10 +66,9 @@ class Reader:
         return not same(claim, results)
 
     def refuse_privileged(self, claim: Mapping[str, Any], *, deadline: float) -> None:
-        """Raises Refused where a pod that a share's claim is for has a privileged container.
+        """Raises Refused where a pod that a share's claim is for could lift the limit: it would be a wish.
 
-        It sees every GPU of the node, so that its limit would be a wish. The webhook refuses it as well,
-        but a pod with a hand-written claim is admitted while no webhook runs.
+        The webhook refuses it as well, but a pod with a hand-written claim is admitted while no webhook runs.
         """
         namespace = str(claim["metadata"]["namespace"])
         for holder in (claim.get("status") or {}).get("reservedFor") or []:
@@ -78,14 +77,11 @@ class Reader:
             name, uid = str(holder["name"]), str(holder["uid"])
 
             def read(name: str = name, uid: str = uid) -> str:
-                return self._privileged(namespace, name, uid)
+                return self._privilege(namespace, name, uid)
 
-            container = _patiently(read, what=f"pod {namespace}/{name}", deadline=deadline)
-            if container:
-                raise Refused(
-                    f"container {container} of pod {name} is privileged and reaches every GPU of its node: "
-                    "a share of one cannot be held against it; name the capabilities it needs instead"
-                )
+            privilege = _patiently(read, what=f"pod {namespace}/{name}", deadline=deadline)
+            if privilege:
+                raise Refused(f"pod {name} could lift the limit of its share: {privilege}")
 
 
 def same(entry: PreparedClaim, results: Sequence[Result]) -> bool:

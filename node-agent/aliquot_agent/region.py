@@ -9,6 +9,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 QUOTA_MAGIC: Final = b"ALIQUOTQ"
@@ -29,7 +30,7 @@ COST_FACTOR_ONE: Final = 1_000_000
 
 SANE_BYTES: Final = 1 << 56
 SANE_CONTEXTS: Final = 1 << 20
-"""Larger words are no counts: the ledger was written over. As in shim/src/books.c."""
+"""Larger words are no counts: the ledger was written over. As in shim/src/sums.h."""
 _LARGEST_JSON: Final = 2**63 - 1
 
 _u64 = ctypes.c_uint64
@@ -81,7 +82,7 @@ class SlotLayout(ctypes.Structure):
         ("measured_contexts", _u64),
         ("code_bytes", _u64),
         ("measured_code_bytes", _u64),
-        ("reserved", ctypes.c_uint8 * 8),
+        ("managed_bytes", _u64),
     )
 
 
@@ -152,6 +153,7 @@ class Slot:
     measured_contexts: int
     code_bytes: int = 0
     measured_code_bytes: int = 0
+    managed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +221,7 @@ def fnv1a64(data: bytes) -> int:
 
 def encode_quota(quota: Quota) -> bytes:
     """A complete quota page."""
-    page = QuotaLayout(layout=LAYOUT, size=QUOTA_SIZE)
-    page.magic[:] = QUOTA_MAGIC
-    page.gpu_uuid[:] = uuid_bytes(quota.gpu_uuid)
-    page.check = fnv1a64(bytes(page)[:32])
+    page = QuotaLayout.from_buffer_copy(_quota_of_gpu(quota.gpu_uuid))
     page.memory_limit_bytes = quota.memory_limit_bytes
     page.cores_millipercent = quota.cores_millipercent
     page.context_estimate_bytes = quota.context_estimate_bytes
@@ -232,6 +231,16 @@ def encode_quota(quota: Quota) -> bytes:
     page.epoch = quota.epoch
     page.heartbeat_ns = quota.heartbeat_ns
     page.log_path[:] = _log_path_bytes(quota.log_path)
+    return bytes(page)
+
+
+@lru_cache(maxsize=64)
+def _quota_of_gpu(gpu_uuid: str) -> bytes:
+    """A page with nothing but its header: the same for all shares of a GPU."""
+    page = QuotaLayout(layout=LAYOUT, size=QUOTA_SIZE)
+    page.magic[:] = QUOTA_MAGIC
+    page.gpu_uuid[:] = uuid_bytes(gpu_uuid)
+    page.check = fnv1a64(bytes(page)[:32])
     return bytes(page)
 
 
@@ -269,9 +278,8 @@ def _log_path_bytes(path: str) -> bytes:
 
 def encode_ledger_header(generation: int) -> bytes:
     """The header of a fresh ledger; the rest of its LEDGER_SIZE bytes is zero."""
-    ledger = LedgerLayout(layout=LAYOUT, size=LEDGER_SIZE, slots=SLOTS, generation=generation)
-    ledger.magic[:] = LEDGER_MAGIC
-    return bytes(memoryview(ledger).cast("B")[:LEDGER_HEADER_SIZE])
+    header = _Header(generation=generation, slots_used=0, denied=0, throttled_ns=0, peak_bytes=0)
+    return _HEADER.pack(LEDGER_MAGIC, LAYOUT, LEDGER_SIZE, SLOTS, *header).ljust(LEDGER_HEADER_SIZE, b"\0")
 
 
 def slots_length(header: bytes) -> int:
@@ -290,7 +298,7 @@ class _Header(NamedTuple):
 
 
 _HEADER: Final = struct.Struct("=8sIII4xQ32x16xQQQQ")
-_SLOT: Final = struct.Struct("=QQQQQ24xQQQQQQQ8x")
+_SLOT: Final = struct.Struct("=QQQQQ24xQQQQQQQQ")
 _PACE: Final = struct.Struct("=QQ16xQ16xQQ")
 PACE_OFFSET: Final = LedgerLayout.tat_ns.offset
 PACE_SIZE: Final = _PACE.size

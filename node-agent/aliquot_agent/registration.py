@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,7 +35,8 @@ _LONGEST_SOCKET: Final = 107
 _CALLS: Final = 256
 """More than a node has pods: each call may wait 30 s, and the Unprepare that ends it must get through.
 
-Threads are made when they are needed."""
+Threads are made when they are needed, but for those of a usual burst."""
+_BURST: Final = 64
 _GRACE_S: Final = 5.0
 _PROBE_S: Final = 1.0
 
@@ -96,19 +98,21 @@ class Servers:
     ) -> None:
         self._paths = paths
         self._inodes: dict[Path, tuple[int, int]] = {}
-        self._dra = _server(_CALLS)
+        self._calls = _threads(_CALLS)
+        self._dra = grpc.server(self._calls)
         dra_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call] # generated
             plugin, self._dra
         )
         self._health = health
         health.add_to(self._dra)
-        self._registrar = _server(1)
+        self._registrar = grpc.server(_threads(1))
         registration_pb2_grpc.add_RegistrationServicer_to_server(  # type: ignore[no-untyped-call] # generated
             Registrar(endpoint=paths.dra, registered=registered), self._registrar
         )
 
     def start(self) -> None:
         """Serves DRA, then lets kubelet know."""
+        _make(self._calls, _BURST)
         for path, server in ((self._paths.dra, self._dra), (self._paths.registrar, self._registrar)):
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_dead(path)
@@ -153,5 +157,13 @@ def _inode(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _server(workers: int) -> grpc.Server:
-    return grpc.server(ThreadPoolExecutor(max_workers=workers, thread_name_prefix="grpc"))
+def _threads(most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=most, thread_name_prefix="grpc")
+
+
+def _make(pool: ThreadPoolExecutor, threads: int) -> None:
+    """Makes threads beforehand: with a burst of calls waiting, each new one holds up all of them."""
+    met = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(met.wait)
+    met.wait()

@@ -128,7 +128,11 @@ def _key(mark: Mark) -> tuple[str, bool, str]:
     return mark.kind, mark.status, mark.reason
 
 
-@dataclass(frozen=True, slots=True)
+_Facts = tuple[Observation, Mark, Mark | None]
+"""What a report is made from: use, health, resize."""
+
+
+@dataclass(slots=True)
 class _Attempt:
     """The last write for one claim."""
 
@@ -138,6 +142,8 @@ class _Attempt:
     written: tuple[Report, ...] = ()
     """Empty when it failed."""
     problem: str = ""
+    judged: Sequence[_Facts] = ()
+    """What is no news beside what was written."""
 
 
 class Reporter:
@@ -175,17 +181,23 @@ class Reporter:
 
     def report_one(self, *, now_s: float) -> str | None:
         """Writes the one claim that has waited longest and has news; its UID."""
-        by_claim: dict[str, list[Report]] = {}
+        by_claim: dict[str, list[_Facts]] = {}
+        health: dict[str, Mark] = {}
         for seen in self._observations():
-            healthy, resized = self._health(seen.share.gpu_uuid), self._resizes(seen.share.share)
-            by_claim.setdefault(seen.claim.uid, []).append(compose(seen, healthy=healthy, resized=resized))
+            gpu = seen.share.gpu_uuid
+            if gpu not in health:
+                health[gpu] = self._health(gpu)
+            by_claim.setdefault(seen.claim.uid, []).append(
+                (seen, health[gpu], self._resizes(seen.share.share))
+            )
         self._attempts = {uid: attempt for uid, attempt in self._attempts.items() if uid in by_claim}
-        due = [uid for uid, seen in by_claim.items() if self._due(uid, seen, now_s)]
+        due = [uid for uid, facts in by_claim.items() if self._due(uid, facts, now_s)]
         if not due:
             return None
         never = _Attempt(at_s=float("-inf"), wait_s=self._interval_s)
         uid = min(due, key=lambda candidate: self._attempts.get(candidate, never).at_s)
-        self._attempts[uid] = self._write(by_claim[uid], before=self._attempts.get(uid, never), now_s=now_s)
+        reports = _compose_all(by_claim[uid])
+        self._attempts[uid] = self._write(reports, before=self._attempts.get(uid, never), now_s=now_s)
         return uid
 
     def _write(self, seen: Sequence[Report], *, before: _Attempt, now_s: float) -> _Attempt:
@@ -201,11 +213,18 @@ class Reporter:
             return _Attempt(now_s, max(wait_s, self._interval_s), problem=problem)
         return _Attempt(now_s, self._interval_s, written=tuple(seen))
 
-    def _due(self, uid: str, seen: Sequence[Report], now_s: float) -> bool:
+    def _due(self, uid: str, facts: Sequence[_Facts], now_s: float) -> bool:
         attempt = self._attempts.get(uid)
         if attempt is None:
             return True
-        if now_s - attempt.at_s < attempt.wait_s:
+        if now_s - attempt.at_s < attempt.wait_s or facts == attempt.judged:
             return False
-        written = attempt.written
-        return len(written) != len(seen) or any(map(notable, written, seen))
+        written, reports = attempt.written, _compose_all(facts)
+        if len(written) != len(reports) or any(map(notable, written, reports)):
+            return True
+        attempt.judged = facts
+        return False
+
+
+def _compose_all(facts: Sequence[_Facts]) -> tuple[Report, ...]:
+    return tuple(compose(seen, healthy=healthy, resized=resized) for seen, healthy, resized in facts)

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aliquot_agent import devices, fit, held, outside, processes, registration
@@ -36,6 +36,7 @@ from aliquot_agent.library import Library
 from aliquot_agent.locks import Leadership, Locks
 from aliquot_agent.loops import Loop
 from aliquot_agent.metrics import AgentCollector, Metrics, Sources, User
+from aliquot_agent.mpswatch import MpsWatch
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_agent.nvml import Load, Nvml
 from aliquot_agent.outside import Outside
@@ -103,7 +104,8 @@ class Agent:
             boot_id=boot_id,
             attributes=self._hardware.attributes,
         )
-        self._pods = Pods(api=kube, node=node, changed=self._pods_changed)
+        self._pods = Pods(api=kube, node=node, guarded=settings.guarded_dirs, changed=self._pods_changed)
+        ways = Ways(directory=settings.sharing_dir)
         self._claims = Claims(
             node=node,
             boot_id=boot_id,
@@ -119,8 +121,8 @@ class Agent:
             locks=locks,
             context_estimate_bytes=settings.context_estimate_bytes,
             refused=self._refused,
-            privileged=self._pods.privileged,
-            await_ways=Ways(directory=settings.sharing_dir).await_all,
+            privilege=self._pods.privilege,
+            await_ways=ways.await_all,
         )
         self._health = HealthWatch(
             gpus=self._hardware,
@@ -178,6 +180,9 @@ class Agent:
             policy=self._config.policy,
             events=self._events,
         )
+        self._mps = MpsWatch(
+            claims=self._claims.prepared, kept=ways.kept, holders=self._pods.holders, events=self._events
+        )
         reporter = Reporter(
             api=kube,
             node=node,
@@ -229,6 +234,7 @@ class Agent:
             self._intruders,
             self._watcher,
             self._cores,
+            self._mps,
             self._grower,
             reporter,
             reconciler,
@@ -258,11 +264,14 @@ class Agent:
 
     def stop(self) -> None:
         """Ends every thread and removes both sockets, within seconds. Running pods notice nothing."""
-        rest = [part.stop for part in self._started if part is not self._leader]
         # The leader's loop starts others; NVML and leadership are needed until the others have ended.
-        for stops in ([self._leader.stop], rest, [self._hardware.close, self._leadership.give_up]):
-            problem = stop_together(stops)
-            self.failed = self.failed or problem
+        self._stop_together([self._leader.stop])
+        self._stop_together([part.stop for part in self._started if part is not self._leader])
+        self._stop_together([self._hardware.close, self._leadership.give_up])
+
+    def _stop_together(self, stops: Sequence[Callable[[], None]]) -> None:
+        problem = stop_together(stops)
+        self.failed = self.failed or problem
 
     def _begin(self, part: Part) -> None:
         self._started.append(part)
@@ -337,6 +346,7 @@ class Agent:
             config_problem=lambda: self._config.problem,
             paced=self._cores.paced,
             untold=self._cores.untold,
+            mps_lost=self._mps.lost,
         )
 
     def _loads(self) -> dict[str, Load]:

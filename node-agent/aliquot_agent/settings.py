@@ -92,6 +92,12 @@ class Settings:
         return self.run_dir / "mps"
 
     @property
+    def guarded_dirs(self) -> tuple[str, ...]:
+        """What no pod with a share may mount, wherever an administrator has put it."""
+        ours = self.state_dir, self.run_dir, self.plugin_dir, self.registry_dir, self.cdi_dir
+        return tuple(str(path) for path in ours)
+
+    @property
     def checkpoint_dir(self) -> Path:
         """One file per prepared claim."""
         return self.plugin_dir / "claims"

@@ -146,7 +146,10 @@ class ShareFiles:
                 if size != region.QUOTA_SIZE:
                     raise region.DamagedRegion(f"quota has {size} bytes, want {region.QUOTA_SIZE}")
                 self._map = mmap.mmap(self._quota_fd, region.QUOTA_SIZE)
+                self._words = memoryview(self._map).cast("Q")
                 self._right: tuple[region.Quota | None, bytes] = (None, b"")
+                self._unused: tuple[bytes, bytes, region.Ledger | None] = (b"", b"", None)
+                """Header and slots of a ledger that nobody uses, as read last, and what they mean."""
             except (OSError, ValueError):
                 os.close(self._ledger_fd)
                 raise
@@ -156,6 +159,7 @@ class ShareFiles:
 
     def close(self) -> None:
         """Closes both files."""
+        self._words.release()
         self._map.close()
         os.close(self._ledger_fd)
         os.close(self._quota_fd)
@@ -202,26 +206,26 @@ class ShareFiles:
 
     def restore_quota(self, wanted: region.Quota) -> bool:
         """Puts back each word that is not as `wanted` and does not move; whether there was one."""
-        if wanted == self._right[0] and all(self._map[part] == self._right[1][part] for part in _STILL):
+        last, page = self._right
+        if (wanted is last or wanted == last) and all(self._map[part] == page[part] for part in _STILL):
             return False
         self._right = wanted, region.encode_quota(wanted)
-        with memoryview(self._map) as view, view.cast("Q") as words:
-            with memoryview(self._right[1]) as right, right.cast("Q") as right_words:
-                wrong = [
-                    index
-                    for index, word in enumerate(right_words)
-                    if words[index] != word and index not in _MOVING
-                ]
-                for index in wrong:
-                    words[index] = right_words[index]
-            if wrong:
-                words[_quota_word("epoch")] = (words[_quota_word("epoch")] + 1) % 2**64
+        words = self._words
+        with memoryview(self._right[1]) as right, right.cast("Q") as right_words:
+            wrong = [
+                index
+                for index, word in enumerate(right_words)
+                if words[index] != word and index not in _MOVING
+            ]
+            for index in wrong:
+                words[index] = right_words[index]
+        if wrong:
+            words[_quota_word("epoch")] = (words[_quota_word("epoch")] + 1) % 2**64
         return bool(wrong)
 
     def pacing(self) -> region.Pacing:
         """The words of the quota that hold the share's cores."""
-        with memoryview(self._map) as view, view.cast("Q") as words:
-            return region.Pacing(*(words[_quota_word(field)] for field in _PACING))
+        return region.Pacing._make([self._words[index] for index in _PACING_WORDS])
 
     def set_pacing(self, before: region.Pacing, after: region.Pacing) -> None:
         """Stores those words that differ from `before`, each by one store; the next draw sees them."""
@@ -252,14 +256,20 @@ class ShareFiles:
         self._store("heartbeat_ns", now_ns)
 
     def _store(self, field: str, value: int) -> None:
-        with memoryview(self._map) as view, view.cast("Q") as words:
-            words[_quota_word(field)] = value
+        self._words[_quota_word(field)] = value
 
     def ledger(self) -> region.Ledger:
         """The ledger as it stands; raises DamagedRegion for one that a tenant has spoilt."""
         header = os.pread(self._ledger_fd, region.LEDGER_HEADER_SIZE, 0)
-        slots = os.pread(self._ledger_fd, region.slots_length(header), region.LEDGER_HEADER_SIZE)
-        return region.decode_ledger(header, slots)
+        header_before, slots_before, unused = self._unused
+        same = header == header_before
+        length = len(slots_before) if same else region.slots_length(header)
+        slots = os.pread(self._ledger_fd, length, region.LEDGER_HEADER_SIZE) if length else b""
+        if same and slots == slots_before and unused is not None:
+            return unused
+        ledger = region.decode_ledger(header, slots)
+        self._unused = (b"", b"", None) if ledger.slots else (header, slots, ledger)
+        return ledger
 
     def heal_ledger(self, generation: int | None) -> None:
         """Writes the ledger's frozen header anew, with the generation that it had where that is known."""
@@ -339,5 +349,6 @@ def _slot_offset(index: int) -> int:
     return region.LEDGER_HEADER_SIZE + index * region.SLOT_SIZE
 
 
-_MOVING: Final = frozenset(map(_quota_word, ("epoch", "heartbeat_ns", *_PACING)))
+_PACING_WORDS: Final = tuple(map(_quota_word, _PACING))
+_MOVING: Final = frozenset((_quota_word("epoch"), _quota_word("heartbeat_ns"), *_PACING_WORDS))
 """Words that move while the quota stays what it is."""

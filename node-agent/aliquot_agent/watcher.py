@@ -10,53 +10,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Protocol
 
-from aliquot_agent import books, processes, region, sharedir
+from aliquot_agent import processes, region, sharedir
 from aliquot_agent.attribution import Key, Owners, Process
-from aliquot_agent.books import Books, Holder
+from aliquot_agent.books import Holder
 from aliquot_agent.checkpoint import PreparedClaim, PreparedShare
 from aliquot_agent.claims import Claims
-from aliquot_agent.enforce import Record
 from aliquot_agent.errors import NvmlError
 from aliquot_agent.hardware import Hardware
-from aliquot_agent.marks import BOOKS_DIFFER, PACING_ESCAPED, SHIM_MISSING, WITHIN_QUOTA
 from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.nvml import GpuProcess
+from aliquot_agent.observe import LOOKS, Judge, Look, Observer
 from aliquot_agent.outside import Outside
 from aliquot_agent.picture import Observation, Picture
 from aliquot_agent.pods import Pod
 from aliquot_agent.processes import Identity, Place
-from aliquot_agent.region import Slot, Usage
+from aliquot_agent.region import Slot
 from aliquot_agent.watched import WatchedShare
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 1.0
 _KNOWN_PROCESSES: Final = 4096
-_LOOKS: Final = 2
-"""What only one look shows may be a process that starts or ends."""
 _LIBRARY_TICKS: Final = 30
 """Between two looks at a process's maps: they are long."""
-
-
-class Judge(Protocol):
-    """What is done about a share above its quota (enforce.Enforcer)."""
-
-    def judge(
-        self,
-        record: Record,
-        *,
-        claim: PreparedClaim,
-        share: PreparedShare,
-        limit_bytes: int,
-        holders: Sequence[Holder],
-        found: Books,
-        pod: Callable[[Sequence[Holder]], Pod | None],
-    ) -> bool:
-        """Notes one look; whether the share is above its quota."""
 
 
 class PodBook(Protocol):
@@ -67,18 +46,6 @@ class PodBook(Protocol):
 
     def holders(self, claim: PreparedClaim) -> tuple[Pod, ...]:
         """The pods that hold a claim."""
-
-
-@dataclass(slots=True)
-class _Look:
-    """One look at one share."""
-
-    claim: PreparedClaim
-    share: PreparedShare
-    watched: WatchedShare | None
-    ledger: region.Ledger | None = None
-    slots: dict[Identity, Slot] = field(default_factory=dict)
-    holders: list[Holder] = field(default_factory=list)
 
 
 class Watcher:
@@ -102,19 +69,21 @@ class Watcher:
     ) -> None:
         self._claims = claims
         self._hardware = hardware
-        self._pods = pods
-        self._judge = judge
         self._outside = outside
-        self._policy = policy
         self._changed = changed
-        self._places = places
         self._monotonic_s = monotonic_s
-        self._escape = escape
+        self._observer = Observer(
+            memory_bytes=hardware.memory_bytes,
+            pods=pods,
+            judge=judge,
+            policy=policy,
+            escape=escape,
+            places=places,
+        )
         self._owners = Owners(mounted=mounted, pods=pods)
         self._identities: dict[tuple[int, int], Identity] = {}
         self._has_library = lru_cache(maxsize=_KNOWN_PROCESSES)(lambda pid, _start, _epoch: has_library(pid))
         self._watched: dict[Key, WatchedShare] = {}
-        self._whole_peaks: dict[Key, int] = {}
         self._picture = Picture()
         self._ticks = 0
         self._stop = threading.Event()
@@ -158,10 +127,10 @@ class Watcher:
         now_s = self._monotonic_s()
         claims = self._claims.prepared()
         self._open_and_close(claims)
-        by_gpu: dict[str, list[_Look]] = {gpu.uuid: [] for gpu in self._hardware.by_device().values()}
+        by_gpu: dict[str, list[Look]] = {gpu.uuid: [] for gpu in self._hardware.by_device().values()}
         for claim in claims:
             for share in claim.shares:
-                look = _Look(claim, share, self._watched.get((claim.uid, share.share)))
+                look = Look(claim, share, self._watched.get((claim.uid, share.share)))
                 by_gpu.setdefault(share.gpu_uuid, []).append(look)
         observations: list[Observation] = []
         unaccounted: list[tuple[str, int]] = []
@@ -172,7 +141,7 @@ class Watcher:
             for look in looks:
                 self._begin(look, now_s)
             held = self._assign(gpu_uuid, looks)
-            observations += self._observe_all(gpu_uuid, looks, now_s, told=held is not None)
+            observations += self._observer.observe(gpu_uuid, looks, now_s=now_s, told=held is not None)
             if held is not None:
                 changed |= self._outside.observe(gpu_uuid, held, now_s=now_s)
                 outside.append((gpu_uuid, held))
@@ -189,7 +158,7 @@ class Watcher:
         for key, watched in list(self._watched.items()):
             if key not in wanted or watched.removed:
                 self._watched.pop(key).close()
-        self._whole_peaks = {key: peak for key, peak in self._whole_peaks.items() if key in wanted}
+        self._observer.keep(wanted.keys())
         for key, (claim, share) in wanted.items():
             if key in self._watched:
                 self._watched[key].claim, self._watched[key].share = claim, share
@@ -206,7 +175,7 @@ class Watcher:
             return
         self._watched[claim.uid, share.share] = WatchedShare(files=files, claim=claim, share=share)
 
-    def _begin(self, look: _Look, now_s: float) -> None:
+    def _begin(self, look: Look, now_s: float) -> None:
         """Puts a share right and reads its ledger, before the driver is asked."""
         watched = look.watched
         if watched is None:
@@ -219,7 +188,7 @@ class Watcher:
         if look.ledger is not None:
             look.slots = {_identity(slot): slot for slot in watched.living_slots(look.ledger, now_s=now_s)}
 
-    def _assign(self, gpu_uuid: str, looks: list[_Look]) -> int | None:
+    def _assign(self, gpu_uuid: str, looks: list[Look]) -> int | None:
         """Gives each process on a GPU to its share; bytes of those outside, None where NVML says nothing."""
         try:
             running = self._hardware.processes(gpu_uuid)
@@ -248,7 +217,7 @@ class Watcher:
                 in_ledger = holder.slot is not None or look.share.whole
             if not in_ledger:
                 strangers[process.host_pid] = seen.get(process.host_pid, 0) + 1
-                if looks and strangers[process.host_pid] == _LOOKS:
+                if looks and strangers[process.host_pid] == LOOKS:
                     self._log_stranger(gpu_uuid, process, look)
         self._strangers[gpu_uuid] = strangers
         return outside_bytes
@@ -265,7 +234,7 @@ class Watcher:
             self._identities[host_pid, start_ticks] = known
         return known
 
-    def _holder(self, process: GpuProcess, known: Identity, look: _Look) -> Holder:
+    def _holder(self, process: GpuProcess, known: Identity, look: Look) -> Holder:
         slot, before_bytes = None, 0
         watched = look.watched
         if watched is not None:
@@ -283,7 +252,7 @@ class Watcher:
         )
 
     @staticmethod
-    def _late_slot(known: Identity, look: _Look) -> Slot | None:
+    def _late_slot(known: Identity, look: Look) -> Slot | None:
         """The slot of a process that came between the look at the ledger and the driver's answer."""
         if look.watched is None or look.ledger is None:
             return None
@@ -292,104 +261,12 @@ class Watcher:
                 return slot
         return None
 
-    def _observe_all(
-        self, gpu_uuid: str, looks: list[_Look], now_s: float, *, told: bool
-    ) -> list[Observation]:
-        most_bytes = self._hardware.memory_bytes(gpu_uuid)
-        seen = []
-        for look in looks:
-            if look.share.whole:
-                seen.append(self._observe_whole(look))
-            elif look.watched is not None:
-                most = most_bytes or look.share.taken_bytes
-                seen.append(self._observe(look, look.watched, most_bytes=most, now_s=now_s, told=told))
-        return seen
-
-    def _observe_whole(self, look: _Look) -> Observation:
-        key = (look.claim.uid, look.share.share)
-        used = sum(holder.held_bytes or 0 for holder in look.holders)
-        peak = self._whole_peaks[key] = max(used, self._whole_peaks.get(key, 0))
-        usage = Usage(look.share.memory_bytes, used, peak, 0, len(look.holders))
-        return Observation(look.claim, look.share, usage, measured_bytes=used)
-
-    def _observe(
-        self, look: _Look, watched: WatchedShare, *, most_bytes: int, now_s: float, told: bool
-    ) -> Observation:
-        share, record = look.share, watched.record
-        found = books.compare(
-            look.holders,
-            context_estimate_bytes=share.context_estimate_bytes,
-            tolerance_bytes=self._policy().tolerance_bytes,
-        )
-        ledger = look.ledger
-        if ledger is not None and watched.touched:
-            ledger = watched.ledger(now_s=now_s)
-        if ledger is not None:
-            usage = watched.usage(ledger, most_bytes=most_bytes)
-        else:
-            used = min(found.measured_bytes, most_bytes)
-            usage = Usage(watched.limit_bytes, used, used, denied=0, processes=len(look.holders))
-        watched.land(used_bytes=max(usage.used_bytes, found.measured_bytes))
-        if told:
-            self._judge_share(look, watched, found, now_s)
-        if escape := self._escape((look.claim.uid, share.share)):
-            watched.marks.fault(PACING_ESCAPED, "MoreThanItsCores", escape, now_s=now_s)
-        watched.peak_bytes = max(watched.peak_bytes, usage.peak_bytes)
-        usage = replace(usage, limit_bytes=watched.limit_bytes, peak_bytes=watched.peak_bytes)
-        return Observation(
-            look.claim,
-            share,
-            usage,
-            measured_bytes=found.measured_bytes if told else None,
-            drift_bytes=found.measured_bytes - found.counted_bytes if told else 0,
-            faults=watched.marks.faults(now_s=now_s),
-            within_since=watched.marks.ended(WITHIN_QUOTA),
-            warned=record.warned,
-            killed=record.killed,
-            evicted=record.evicted,
-            host_pids=tuple(holder.host_pid for holder in look.holders),
-        )
-
-    def _judge_share(self, look: _Look, watched: WatchedShare, found: Books, now_s: float) -> None:
-        """Notes faults, publishes the floor of a share with wrong books, and has the enforcer judge."""
-        twice = watched.again(found.bypassing)
-        marks = watched.marks
-        if twice:
-            text = books.in_words(twice)
-            marks.fault(SHIM_MISSING, "OutsideTheLibrary", text, now_s=now_s)
-        watched.differ_looks = watched.differ_looks + 1 if found.unexplained else 0
-        if watched.differ_looks >= _LOOKS:
-            text = books.in_words(found.unexplained)
-            marks.fault(BOOKS_DIFFER, "MoreThanCounted", text, now_s=now_s)
-        wrong = (twice or watched.differ_looks >= _LOOKS or look.ledger is None) and found.wrong
-        watched.set_floor(found.measured_bytes if wrong else 0)
-        above = self._judge.judge(
-            watched.record,
-            claim=look.claim,
-            share=look.share,
-            limit_bytes=watched.enforced_bytes(now_s=now_s),
-            holders=look.holders,
-            found=found,
-            pod=lambda blamed: self._pod_of(look.claim, blamed),
-        )
-        if above:
-            marks.fault(WITHIN_QUOTA, "OverQuota", watched.record.message, now_s=now_s)
-
-    def _pod_of(self, claim: PreparedClaim, blamed: Sequence[Holder]) -> Pod | None:
-        """The pod that holds a claim; of several the one that the biggest of the blamed processes is in."""
-        pods = self._pods.holders(claim)
-        biggest = max(blamed, key=lambda each: each.held_bytes or 0, default=None)
-        if len(pods) < 2 or biggest is None:
-            return pods[0] if len(pods) == 1 else None
-        uids = {place.pod_uid for place in self._places(biggest.host_pid)}
-        return next((pod for pod in pods if pod.uid in uids), None)
-
     def _count_strangers(self, gpu_uuid: str) -> int:
         """How many processes were in no ledger for long enough."""
-        return sum(count >= _LOOKS for count in self._strangers.get(gpu_uuid, {}).values())
+        return sum(count >= LOOKS for count in self._strangers.get(gpu_uuid, {}).values())
 
     @staticmethod
-    def _log_stranger(gpu_uuid: str, process: GpuProcess, look: _Look | None) -> None:
+    def _log_stranger(gpu_uuid: str, process: GpuProcess, look: Look | None) -> None:
         extra = {"host_pid": process.host_pid, "gpu": gpu_uuid, "bytes": process.used_bytes}
         if look is not None:
             extra["claim_uid"] = look.claim.uid

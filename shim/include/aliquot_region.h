@@ -51,6 +51,7 @@
  *   0:     nothing is held or counted; none of the ledger's words for compute move
  *   100 %: nothing is held, all is counted
  *   else:  tat_ns := max(tat_ns, now) + C / share * cost_factor_ppm, not before tat_ns is near now
+ * While anything is lent, a launch also waits until little of what was launched before has yet to run.
  * Processes draw a little in advance and keep what is left, so that most launches touch no shared word:
  * granted_ns runs ahead of the launches by at most half a millisecond per process, and last_launch_ns
  * moves at least once per half a millisecond of GPU time. What a draw got is never given back: costs
@@ -108,7 +109,7 @@ struct aq_slot {
   uint64_t measured_contexts;   /* 96: agent: contexts held when overhead_bytes was measured */
   uint64_t code_bytes;          /* 104: sizes of the images loaded */
   uint64_t measured_code_bytes; /* 112: agent: code_bytes when overhead_bytes was measured */
-  uint8_t reserved[8];
+  uint64_t managed_bytes;       /* 120: part of used_bytes that need not be on the GPU */
 };
 
 struct aq_ledger {

@@ -2,14 +2,15 @@
 #include "books.h"
 
 #include "meter.h"
-#include "profiles.h"
+#include "mig.h"
 
 static struct meter_move move_of(struct books *books, uint32_t slot, uint32_t gpu, enum sim_which which) {
   struct sim_state *state = books->node.state;
   struct meter_move move = {.state = state, .slot = slot, .gpu = gpu, .which = which, .limit = UINT64_MAX};
   if (which == SIM_GPU_PHYSICAL) {
-    move.meter = &state->gpu[gpu].used;
-    move.limit = profile_capacity(state->gpu[gpu].profile);
+    uint32_t part = atomic_load_explicit(&state->slot[slot].part, memory_order_relaxed);
+    move.meter = mig_meter(state, gpu, part);
+    move.limit = mig_memory(state, gpu, part);
   } else {
     struct sim_group *group = &state->group[state->slot[slot].group];
     move.meter = &group->gpu[gpu].measure[which == SIM_GROUP_PHYSICAL ? SIM_PHYSICAL : SIM_REQUESTED];
@@ -94,9 +95,10 @@ uint32_t books_contexts(const struct books *books, uint32_t gpu) {
 }
 
 uint64_t books_free(const struct books *books, uint32_t gpu) {
-  struct sim_gpu *described = &books->node.state->gpu[gpu];
+  struct sim_state *state = books->node.state;
   slots_sweep(&books->node, gpu, SIM_ANY, books->slot);
-  return profile_capacity(described->profile) - meter_read(&described->used).used;
+  uint32_t part = books->node.part;
+  return mig_memory(state, gpu, part) - meter_read(mig_meter(state, gpu, part)).used;
 }
 
 void books_leave(struct books *books) {

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts: primary and made, current per thread. Each costs memory.
+ * Contexts: each costs memory; made ones, and which is current in a thread.
  */
 #include <stdlib.h>
 
+#include "context_life.h"
 #include "context_memory.h"
 #include "memory.h"
+#include "mig.h"
 #include "mps.h"
 #include "work_list.h"
 
@@ -125,7 +127,7 @@ static bool mode_allows(uint32_t gpu) {
   return true;
 }
 
-static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext *created) {
+CUresult context_create(CUdevice device, unsigned flags, bool primary, CUcontext *created) {
   uint32_t gpu = driver.gpu[device];
   if (atomic_load(&driver_gpu(device)->faults.lost)) {
     return CUDA_ERROR_UNKNOWN;
@@ -134,7 +136,8 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
   if (fault != CUDA_SUCCESS) {
     return fault;
   }
-  if (!mode_allows(gpu)) {
+  bool partitioned = driver.books.node.part == 0 && mig_is_on(mig_word(driver.books.node.state, gpu));
+  if (partitioned || !mode_allows(gpu)) { /* it may have been partitioned after cuInit */
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   struct books_delta cost = {.pages = (int64_t)driver_gpu(device)->context_bytes};
@@ -155,7 +158,7 @@ static CUresult create(CUdevice device, unsigned flags, bool primary, CUcontext 
   return CUDA_SUCCESS;
 }
 
-static void destroy(CUcontext context) {
+void context_destroy(CUcontext context) {
   work_forget_context(context);
   memory_forget(context);
   uint64_t cost = driver_gpu((CUdevice)context->device)->context_bytes + context_extra(context);
@@ -164,9 +167,7 @@ static void destroy(CUcontext context) {
   books_set_contexts(&driver.books, context->gpu, live_on(context->gpu));
 }
 
-/* --- primary contexts --- */
-
-static CUresult enter_device(CUdevice device) {
+CUresult context_enter_device(CUdevice device) {
   CUresult result = driver_enter();
   if (result == CUDA_SUCCESS && !driver_is_device(device)) {
     return driver_leave(CUDA_ERROR_INVALID_DEVICE);
@@ -174,107 +175,26 @@ static CUresult enter_device(CUdevice device) {
   return result;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
-  CUresult result = enter_device(dev);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!pctx) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  struct primary *primary = &driver.primary[dev];
-  if (!primary->context) {
-    result = create(dev, primary->flags, true, &primary->context);
-  }
-  if (result == CUDA_SUCCESS) {
-    primary->retains++;
-    *pctx = primary->context;
-  }
-  return driver_leave(result);
-}
-
-static CUresult primary_end(CUdevice dev, bool reset) {
-  CUresult result = enter_device(dev);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  struct primary *primary = &driver.primary[dev];
-  if (!reset && primary->retains == 0) {
-    return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
-  }
-  primary->retains = reset ? 0 : primary->retains - 1;
-  if (primary->retains == 0 && primary->context) {
-    destroy(primary->context);
-    primary->context = NULL;
-  }
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuDevicePrimaryCtxRelease(CUdevice dev) {
-  return primary_end(dev, false);
-}
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
-  return primary_end(dev, false);
-}
-CUresult cuDevicePrimaryCtxReset(CUdevice dev) {
-  return primary_end(dev, true);
-}
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
-  return primary_end(dev, true);
-}
-
-CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
-  CUresult result = enter_device(dev);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!flags || !active) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  *flags = driver.primary[dev].flags;
-  *active = driver.primary[dev].context != NULL;
-  return driver_leave(CUDA_SUCCESS);
-}
-
-static bool valid_flags(unsigned flags) {
+bool context_flags_are_valid(unsigned flags) {
   return (flags & ~(unsigned)CU_CTX_FLAGS_MASK) == 0 && (flags & CU_CTX_SCHED_MASK) != 3 &&
          (flags & CU_CTX_SCHED_MASK) <= CU_CTX_SCHED_BLOCKING_SYNC;
-}
-
-static CUresult set_primary_flags(CUdevice dev, unsigned flags) {
-  CUresult result = enter_device(dev);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (!valid_flags(flags)) {
-    return driver_leave(CUDA_ERROR_INVALID_VALUE);
-  }
-  driver.primary[dev].flags = flags;
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) {
-  return set_primary_flags(dev, flags);
-}
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
-  return set_primary_flags(dev, flags);
 }
 
 /* --- made contexts --- */
 
 static CUresult make(CUcontext *pctx, unsigned flags, CUdevice dev) {
-  CUresult result = enter_device(dev);
+  CUresult result = context_enter_device(dev);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  if (!pctx || !valid_flags(flags)) {
+  if (!pctx || !context_flags_are_valid(flags)) {
     return driver_leave(CUDA_ERROR_INVALID_VALUE);
   }
   CUcontext context;
   if (current.depth == DEPTH) {
     return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
   }
-  result = create(dev, flags, false, &context);
+  result = context_create(dev, flags, false, &context);
   if (result == CUDA_SUCCESS) {
     push(context);
     *pctx = context;
@@ -319,7 +239,7 @@ static CUresult unmake(CUcontext ctx) {
   if (context_top(&top) == CUDA_SUCCESS && top == ctx) {
     current.depth--;
   }
-  destroy(ctx);
+  context_destroy(ctx);
   return driver_leave(CUDA_SUCCESS);
 }
 

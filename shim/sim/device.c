@@ -8,7 +8,7 @@
 #include <strings.h>
 
 #include "driver.h"
-#include "profiles.h"
+#include "mig.h"
 
 bool driver_is_device(CUdevice device) {
   return device >= 0 && (unsigned)device < driver.devices;
@@ -40,7 +40,7 @@ static CUresult enter_device(CUdevice device, const void *output) {
 }
 
 static const struct sim_profile *profile_of(CUdevice device) {
-  return &sim_profiles[driver_gpu(device)->profile];
+  return driver_profile(driver.gpu[device]);
 }
 
 CUresult cuDriverGetVersion(int *driverVersion) {
@@ -89,12 +89,24 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) {
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  memcpy(uuid->bytes, driver_gpu(dev)->uuid, sizeof uuid->bytes);
+  struct mig_compute compute;
+  uint32_t part = driver.books.node.part;
+  if (part != 0 && mig_part_compute(driver.books.node.state, part, &compute)) {
+    mig_uuid(driver_gpu(dev), compute, (uint8_t *)uuid->bytes);
+  } else {
+    memcpy(uuid->bytes, driver_gpu(dev)->uuid, sizeof uuid->bytes);
+  }
   return driver_leave(CUDA_SUCCESS);
 }
 
+/* The older one knows no MIG devices (cuda.h). */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) {
-  return cuDeviceGetUuid_v2(uuid, dev);
+  CUresult result = enter_device(dev, uuid);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  memcpy(uuid->bytes, driver_gpu(dev)->uuid, sizeof uuid->bytes);
+  return driver_leave(CUDA_SUCCESS);
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
@@ -102,7 +114,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  *bytes = profile_capacity(driver_gpu(dev)->profile);
+  *bytes = driver_capacity(driver.gpu[dev]);
   return driver_leave(CUDA_SUCCESS);
 }
 
@@ -111,7 +123,7 @@ CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev) {
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  uint64_t capacity = profile_capacity(driver_gpu(dev)->profile);
+  uint64_t capacity = driver_capacity(driver.gpu[dev]);
   *bytes = capacity > UINT32_MAX ? UINT32_MAX : (unsigned)capacity;
   return driver_leave(CUDA_SUCCESS);
 }
@@ -233,8 +245,9 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS, 2048},
 };
 
-static int profile_attribute(const struct sim_gpu *gpu, CUdevice_attribute attribute) {
-  const struct sim_profile *profile = &sim_profiles[gpu->profile];
+static int profile_attribute(CUdevice device, CUdevice_attribute attribute) {
+  const struct sim_gpu *gpu = driver_gpu(device);
+  const struct sim_profile *profile = profile_of(device);
   switch (attribute) {
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
     return (int)profile->major;
@@ -285,6 +298,6 @@ CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev) 
       return driver_leave(CUDA_SUCCESS);
     }
   }
-  *pi = profile_attribute(driver_gpu(dev), attrib);
+  *pi = profile_attribute(dev, attrib);
   return driver_leave(CUDA_SUCCESS);
 }

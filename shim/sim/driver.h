@@ -18,6 +18,7 @@
 #include <pthread.h>
 
 #include "books.h"
+#include "profiles.h"
 
 struct CUctx_st {
   struct CUctx_st *next;
@@ -79,8 +80,16 @@ int driver_cuda_version(void);
 bool driver_is_device(CUdevice device);
 const struct sim_gpu *driver_gpu(CUdevice device);
 
+/* What a GPU is to this process: of a MIG device, its part of the card. */
+const struct sim_profile *driver_profile(uint32_t gpu);
+uint64_t driver_capacity(uint32_t gpu);
+
 /* Ordinal of a GPU, or CU_DEVICE_INVALID if this process does not see it. */
 int driver_ordinal(uint32_t gpu);
+
+/* Whether another slot's memory is within reach: not that of another GPU instance (MIG user guide, "CUDA IPC
+ * across GPU instances is not supported"). */
+bool driver_shares(uint32_t slot);
 
 /* Current context of the thread: INVALID_CONTEXT if there is none, CONTEXT_IS_DESTROYED if it is gone,
  * UNKNOWN if its GPU fell off the bus. */

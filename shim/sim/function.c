@@ -12,7 +12,7 @@
 #define MOST_BLOCKS_PER_MULTIPROCESSOR 32U
 
 static const struct sim_profile *profile_of(const struct CUfunc_st *function) {
-  return &sim_profiles[driver.books.node.state->gpu[function->module->context->gpu].profile];
+  return driver_profile(function->module->context->gpu);
 }
 
 static unsigned blocks_per_multiprocessor(const struct sim_profile *profile, unsigned threads,
@@ -197,7 +197,7 @@ OF_FUNCTION(cuFuncIsLoaded, CUfunctionLoadingState,
 CUresult cuFuncLoad(CUfunction hfunc) {
   CUfunction function;
   CUresult result = enter(hfunc, &function);
-  return result == CUDA_SUCCESS ? driver_leave(module_load(function->module)) : result;
+  return result == CUDA_SUCCESS ? driver_leave(function_load(function)) : result;
 }
 
 /* --- occupancy --- */

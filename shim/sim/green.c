@@ -42,7 +42,7 @@ static unsigned step(const struct sim_profile *profile) {
 }
 
 static const struct sim_profile *profile_of(CUdevice device) {
-  return &sim_profiles[driver_gpu(device)->profile];
+  return driver_profile(driver.gpu[device]);
 }
 
 static CUdevResource part(CUdevice device, unsigned multiprocessors) {

@@ -5,10 +5,9 @@
  * that `cuobjdump` output and public tools agree upon.
  */
 #define _GNU_SOURCE
-#include "image.h"
+#include "image_parts.h"
 
 #include <ctype.h>
-#include <elf.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,26 +40,37 @@ struct fat_wrapper {
   const void *data;
 };
 
-static void time_by_name(struct image_kernel *kernel) {
-  static const struct {
-    const char *unit;
-    uint64_t ns;
-  } units[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}};
-  kernel->time = strstr(kernel->name, "_param_ns") ? IMAGE_BY_PARAMETER : IMAGE_BY_GRID;
-  for (const char *at = strchr(kernel->name, '_'); at; at = strchr(at + 1, '_')) {
+struct unit {
+  const char *name;
+  uint64_t size;
+};
+
+/* The first _NUMBER of the name with one of the units after it, times the unit. */
+static bool named(const char *name, const struct unit *units, size_t count, uint64_t *value) {
+  for (const char *at = strchr(name, '_'); at; at = strchr(at + 1, '_')) {
     char *end;
     if (!isdigit((unsigned char)at[1])) {
       continue;
     }
     unsigned long number = strtoul(at + 1, &end, 10);
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-      if (strncmp(end, units[i].unit, 2) == 0 && number <= 100000000) {
-        kernel->time = IMAGE_BY_NAME;
-        kernel->ns = number * units[i].ns;
-        return;
+    for (size_t i = 0; i < count; i++) {
+      if (strncmp(end, units[i].name, strlen(units[i].name)) == 0 && number <= 100000000) {
+        *value = number * units[i].size;
+        return true;
       }
     }
   }
+  return false;
+}
+
+static void read_name(struct image_kernel *kernel) {
+  static const struct unit times[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}};
+  static const struct unit sizes[] = {{"kib", 1U << 10}, {"mib", 1U << 20}};
+  kernel->time = strstr(kernel->name, "_param_ns") ? IMAGE_BY_PARAMETER : IMAGE_BY_GRID;
+  if (named(kernel->name, times, sizeof times / sizeof *times, &kernel->ns)) {
+    kernel->time = IMAGE_BY_NAME;
+  }
+  named(kernel->name, sizes, sizeof sizes / sizeof *sizes, &kernel->more_bytes);
 }
 
 static int add(struct image *image, const char *name, size_t length) {
@@ -73,7 +83,7 @@ static int add(struct image *image, const char *name, size_t length) {
     free(kernel.name);
     return -1;
   }
-  time_by_name(&kernel);
+  read_name(&kernel);
   image->kernels = more;
   image->kernels[image->count] = kernel;
   return (int)image->count++;
@@ -113,7 +123,7 @@ static bool read_ptx(const char *text, size_t size, struct image *image) {
       return false;
     }
   }
-  return true;
+  return image_read_ptx_variables(text, size, image);
 }
 
 /* Sections called .text.NAME hold kernels. */
@@ -132,6 +142,9 @@ static bool read_elf(const char *file, struct image *image, size_t *size) {
     *size = end > *size ? end : *size;
     if (strncmp(name, prefix, sizeof prefix - 1) == 0 &&
         !add_once(image, name + sizeof prefix - 1, strlen(name) - (sizeof prefix - 1))) {
+      return false;
+    }
+    if (!image_read_symbols(file, sections, names, i, image)) {
       return false;
     }
   }
@@ -206,5 +219,9 @@ void image_free(struct image *image) {
     free(image->kernels[i].name);
   }
   free(image->kernels);
+  for (unsigned i = 0; i < image->variable_count; i++) {
+    free(image->variables[i].name);
+  }
+  free(image->variables);
   *image = (struct image){0};
 }

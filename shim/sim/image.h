@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a program hands over as code: PTX, cubin or fat binary. Read for the names of its kernels only;
- * nothing of it is ever run.
+ * What a program hands over as code: PTX, cubin or fat binary. Read for the names of its kernels and
+ * variables only; nothing of it is ever run.
  */
 #ifndef SIM_IMAGE_H
 #define SIM_IMAGE_H
@@ -18,13 +18,23 @@ struct image_kernel {
   char *name;
   enum image_time time;
   uint64_t ns;
+  uint64_t more_bytes; /* of the GPU, from its first launch on: what its name says, as in grow_8mib */
+};
+
+struct image_variable {
+  char *name;
+  uint64_t size;
+  uint64_t offset; /* among all of the image's */
 };
 
 struct image {
   size_t bytes;
   unsigned count;
   struct image_kernel *kernels;
-  bool any_name; /* part of it is compressed: every name is taken for one of its kernels */
+  unsigned variable_count;
+  struct image_variable *variables;
+  uint64_t variable_bytes; /* that all of them take */
+  bool any_name;           /* part of it is compressed: every name is taken for one of its kernels */
 };
 
 enum image_error { IMAGE_OK, IMAGE_INVALID, IMAGE_NO_MEMORY };
@@ -35,5 +45,8 @@ void image_free(struct image *image);
 
 /* Index of the kernel, added if any name will do; -1: there is none (or no memory). */
 int image_find(struct image *image, const char *name);
+
+/* NULL: there is none. */
+const struct image_variable *image_variable(const struct image *image, const char *name);
 
 #endif

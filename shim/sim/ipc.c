@@ -100,7 +100,7 @@ static CUresult open_handle(CUdeviceptr *address, const CUipcMemHandle *given, u
   if (handle.slot == driver.books.slot) {
     return driver_leave(CUDA_ERROR_INVALID_CONTEXT); /* one's own handles cannot be opened */
   }
-  if (handle.gpu != context->gpu) {
+  if (handle.gpu != context->gpu || !driver_shares(handle.slot)) {
     return driver_leave(CUDA_ERROR_MAP_FAILED); /* there are no peers */
   }
   return driver_leave(map(&handle, context, address));

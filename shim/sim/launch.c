@@ -38,14 +38,14 @@ CUresult launch_check(const struct launch *launch, CUcontext context, struct eng
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (launch->cooperative) {
-    const struct sim_profile *profile = &sim_profiles[driver.books.node.state->gpu[context->gpu].profile];
+    const struct sim_profile *profile = driver_profile(context->gpu);
     uint64_t resident = profile->threads_per_multiprocessor / ((threads + 31) / 32 * 32);
     if (blocks > resident * profile->multiprocessors) {
       return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     }
   }
   *cost = function_cost(function, blocks, (unsigned)threads, launch->parameters, launch->extra);
-  return module_load(function->module);
+  return function_load(function);
 }
 
 /* A full queue blocks, without the lock. */

@@ -18,7 +18,7 @@
 #include "schedule_layout.h"
 
 #define SIM_MAGIC     0x314d495351494c41ULL /* "ALIQSIM1" */
-#define SIM_LAYOUT    6U
+#define SIM_LAYOUT    7U
 #define SIM_GPUS      16U
 #define SIM_SLOTS     2048U /* slot 0 stands for nobody */
 #define SIM_GROUPS    512U  /* group 0 stands for none */
@@ -26,6 +26,7 @@
 #define SIM_PAGE      (2ULL << 20)
 #define SIM_OFD_BASE  (1LL << 40)
 #define SIM_MPS_LANES 64U
+#define SIM_SLICES    7U   /* of compute, in a GPU that can be partitioned; mig.h */
 #define SIM_EVENTS    256U /* remembered of all that happened; events.h */
 
 /* What a process holds of a GPU is counted twice: the GPU's pages that it takes
@@ -61,6 +62,7 @@ struct sim_gpu {
   uint32_t minor;
   uint64_t context_bytes;
   _Atomic uint32_t compute_mode; /* NVML's */
+  _Atomic uint64_t mig;          /* MIG mode and all instances: mig.c */
   struct sim_faults faults;
   _Alignas(64) struct sim_meter used; /* bytes, whole pages */
 };
@@ -106,6 +108,7 @@ struct sim_slot {
   _Atomic uint32_t has_shared; /* a process that made shared memory */
   struct sim_shared shared;
   _Atomic uint32_t group;
+  _Atomic uint32_t part;           /* the one MIG device that it uses (mig.h); 0 = whole GPUs */
   _Atomic uint32_t descriptorless; /* its program closed our descriptor: the OFD lock alone decides */
   uint64_t pid;                    /* in its own pid namespace */
   uint64_t pidns_inode;
@@ -118,7 +121,8 @@ struct sim_slot {
 struct sim_mps {
   _Atomic uint32_t server; /* of a client: its server's slot, 0 = none; of a server: its own slot */
   _Atomic uint32_t fault;  /* of a server: the error that its clients get; 0 = none */
-  _Atomic uint32_t lane;   /* of a client with a part of the SMs: its schedule; 0 = the GPU's */
+  _Atomic uint32_t
+      lane; /* of a client with a part of the SMs, or on a MIG device: its schedule; 0 = the GPU's */
   _Atomic uint64_t server_life;
 };
 
@@ -143,11 +147,14 @@ struct sim_state {
   _Alignas(64) struct sim_gpu gpu[SIM_GPUS];
   struct sim_group group[SIM_GROUPS];
   struct sim_slot slot[SIM_SLOTS];
-  struct sim_schedule
-      schedule[SIM_GPUS + SIM_MPS_LANES]; /* of GPUs; then of MPS clients with a part of the SMs */
+  /* Of GPUs; then of MPS clients with a part of the SMs; then of MIG devices, by GPU and first slice. */
+  struct sim_schedule schedule[SIM_GPUS + SIM_MPS_LANES + SIM_GPUS * SIM_SLICES];
   struct sim_pace pace[SIM_SLOTS][SIM_GPUS];
   _Atomic uint64_t mps_lane[SIM_MPS_LANES]; /* owner's slot | its life */
   struct sim_mps mps[SIM_SLOTS];
+  struct {
+    _Alignas(64) struct sim_meter used; /* bytes, whole pages */
+  } instance[SIM_GPUS][SIM_SLICES];     /* GPU instances, by their first memory slice */
 };
 
 #endif

@@ -43,7 +43,7 @@ uint64_t context_extra(CUcontext context) {
 }
 
 static const struct sim_profile *profile_of(CUcontext context) {
-  return &sim_profiles[driver_gpu((CUdevice)context->device)->profile];
+  return driver_profile(context->gpu);
 }
 
 static uint64_t cost_of(CUcontext context, CUlimit limit, uint64_t value) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Device memory: take, give back, report.
+ * Device memory: take and give back.
  */
 #include "memory.h"
 
@@ -10,9 +10,9 @@
 #include "import.h"
 #include "late.h"
 #include "managed.h"
+#include "mig.h"
 #include "mps.h"
 #include "pool.h"
-#include "profiles.h"
 #include "vmm.h"
 
 #define GRAIN 512ULL /* small allocations are packed at this step */
@@ -75,13 +75,26 @@ static bool fault_refuses(uint32_t gpu) {
   return seen > 0;
 }
 
+/* Whether this process has nothing of the whole GPU yet: it may have become one of MIG devices meanwhile. */
+static bool is_first(uint32_t gpu) {
+  const struct books_gpu *mine = &driver.books.gpu[gpu];
+  return driver.books.node.part == 0 && mine->held[SIM_PHYSICAL] == 0 && mine->shared == 0;
+}
+
 bool memory_charge(uint32_t gpu, struct books_delta delta) {
   uint64_t wanted = driver.books.gpu[gpu].held[SIM_REQUESTED] + (uint64_t)delta.requested;
   bool within = delta.requested <= 0 || mps_allows((unsigned)driver_ordinal(gpu), wanted);
   if (!within || fault_refuses(gpu)) {
     return false;
   }
-  return books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
+  bool first = is_first(gpu);
+  bool charged =
+      books_change(&driver.books, gpu, delta) || (reclaim(gpu) && books_change(&driver.books, gpu, delta));
+  if (charged && first && !mig_enter_whole(driver.books.node.state, gpu)) {
+    struct books_delta back = {-delta.pages, -delta.packed, -delta.requested};
+    return books_change(&driver.books, gpu, back), false;
+  }
+  return charged;
 }
 
 bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
@@ -89,12 +102,18 @@ bool memory_charge_shared(struct shared *shared, uint64_t bytes) {
   if (fault_refuses(gpu)) {
     return false;
   }
-  return shared_set(&driver.books, shared, bytes) ||
-         (reclaim(gpu) && shared_set(&driver.books, shared, bytes));
+  bool first = is_first(gpu);
+  uint64_t before = shared->held;
+  bool set =
+      shared_set(&driver.books, shared, bytes) || (reclaim(gpu) && shared_set(&driver.books, shared, bytes));
+  if (set && first && !mig_enter_whole(driver.books.node.state, gpu)) {
+    return shared_set(&driver.books, shared, before), false;
+  }
+  return set;
 }
 
 static CUresult allocate(CUcontext context, size_t size, bool low, struct space_block **taken) {
-  if (size > profile_capacity(driver_gpu((CUdevice)context->device)->profile)) {
+  if (size > driver_capacity(context->gpu)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   struct space_block *block = space_take(size, low);
@@ -295,110 +314,12 @@ CUresult cuMemFree(CUdeviceptr_v1 dptr) {
   return give_back(dptr);
 }
 
-/* Either pointer may be NULL: OptiX asks like that. */
-CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
-  CUcontext context;
-  CUresult result = driver_enter_context(&context);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (free) {
-    late_settle();
-    *free = books_free(&driver.books, context->gpu);
-  }
-  if (total) {
-    *total = profile_capacity(driver_gpu((CUdevice)context->device)->profile);
-  }
-  return driver_leave(CUDA_SUCCESS);
-}
-
-static unsigned clamp(size_t bytes) {
-  return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
-}
-
-CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
-  size_t free_bytes;
-  size_t total_bytes;
-  CUresult result = cuMemGetInfo_v2(&free_bytes, &total_bytes);
-  if (result == CUDA_SUCCESS && free) {
-    *free = clamp(free_bytes);
-  }
-  if (result == CUDA_SUCCESS && total) {
-    *total = clamp(total_bytes);
-  }
-  return result;
-}
-
-bool memory_locate(uintptr_t address, struct memory_range *range) {
-  struct space_block *block = space_find(address);
-  if (!block) {
-    return false;
-  }
-  if (block->kind == SPACE_CHUNK) {
-    struct arena_segment *segment = pool_find(block, address, true);
-    if (segment) {
-      *range = (struct memory_range){segment->address,           segment->asked, block, &segment->backing,
-                                     pool_of(block)->arena.host, segment->id};
-    }
-    return segment;
-  }
-  if (block->kind == SPACE_RANGE) {
-    struct vmm_mapping *mapping = vmm_mapping_at(block, address);
-    if (mapping) {
-      *range = (struct memory_range){mapping->address,  mapping->size, block,
-                                     &mapping->backing, mapping->host, mapping->memory->id};
-    }
-    return mapping && mapping->readable;
-  }
-  *range = (struct memory_range){block->address, block->size, block, &block->backing, block->host, block->id};
-  return block->kind != SPACE_GRAPH || graph_memory_is_live(block->address);
-}
-
-static CUresult address_range(uintptr_t address, uintptr_t *base, size_t *size) {
-  CUcontext context;
-  CUresult result = driver_enter_context(&context);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  struct memory_range range;
-  if (!memory_locate(address, &range)) {
-    return driver_leave(CUDA_ERROR_NOT_FOUND);
-  }
-  *base = range.base;
-  *size = range.size;
-  return driver_leave(CUDA_SUCCESS);
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr) {
-  uintptr_t base;
-  size_t size;
-  CUresult result = address_range(dptr, &base, &size);
-  if (result == CUDA_SUCCESS && pbase) {
-    *pbase = base;
-  }
-  if (result == CUDA_SUCCESS && psize) {
-    *psize = size;
-  }
-  return result;
-}
-
-CUresult cuMemGetAddressRange(CUdeviceptr_v1 *pbase, unsigned int *psize, CUdeviceptr_v1 dptr) {
-  uintptr_t base;
-  size_t size;
-  CUresult result = address_range(dptr, &base, &size);
-  if (result == CUDA_SUCCESS && pbase) {
-    *pbase = (CUdeviceptr_v1)base;
-  }
-  if (result == CUDA_SUCCESS && psize) {
-    *psize = clamp(size);
-  }
-  return result;
-}
-
 static void release_if_owned(struct space_block *block, void *context) {
   bool linear = block->kind == SPACE_LINEAR && block->owner == context;
   if (linear || (block->kind == SPACE_MANAGED && ((struct managed *)block->owner)->context == context)) {
     memory_release(block);
+  } else if (block->kind == SPACE_VARIABLES && block->owner == context) {
+    space_give(block); /* counted as code */
   } else if (block->kind == SPACE_IMPORT && ((struct import *)block->owner)->context == context) {
     import_give(block);
   }

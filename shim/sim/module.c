@@ -36,8 +36,22 @@ const struct image_kernel *function_described(const struct CUfunc_st *function) 
   return &function->module->image->kernels[function->index];
 }
 
+/* Variables included. */
 static uint64_t code_bytes(const struct CUmod_st *module) {
-  return (module->image->bytes + CODE_PAGE - 1) / CODE_PAGE * CODE_PAGE;
+  return memory_round(module->image->bytes, CODE_PAGE) +
+         memory_round(module->image->variable_bytes, CODE_PAGE);
+}
+
+static bool take_addresses(struct CUmod_st *module) {
+  if (module->image->variable_bytes == 0) {
+    return true;
+  }
+  module->variables = space_take(module->image->variable_bytes, false);
+  if (module->variables) {
+    module->variables->kind = SPACE_VARIABLES;
+    module->variables->owner = module->context;
+  }
+  return module->variables;
 }
 
 CUresult module_load(struct CUmod_st *module) {
@@ -45,7 +59,26 @@ CUresult module_load(struct CUmod_st *module) {
     return CUDA_SUCCESS;
   }
   CUresult result = context_code(module->context, code_bytes(module));
+  if (result == CUDA_SUCCESS && !take_addresses(module)) {
+    context_code_end(module->context, code_bytes(module));
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
   module->loaded = result == CUDA_SUCCESS;
+  return result;
+}
+
+CUresult function_load(struct CUfunc_st *function) {
+  struct CUmod_st *module = function->module;
+  CUresult result = module_load(module);
+  if (result != CUDA_SUCCESS || function->loaded) {
+    return result;
+  }
+  uint64_t more = function_described(function)->more_bytes;
+  result = more ? context_code(module->context, more) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) {
+    function->loaded = true;
+    module->more_bytes += more;
+  }
   return result;
 }
 
@@ -107,7 +140,10 @@ static void unmake(CUmodule module) {
     free_functions = function;
   }
   if (module->loaded && module->serial == module->context->serial) {
-    context_code_end(module->context, code_bytes(module));
+    context_code_end(module->context, code_bytes(module) + module->more_bytes);
+    if (module->variables) {
+      space_give(module->variables);
+    }
   }
   image_free(&module->own);
   module->mark = 0;
@@ -219,8 +255,7 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
   return CUDA_SUCCESS;
 }
 
-/* Lock the driver; the module is live and no library's unless that is allowed. */
-static CUresult enter_module(CUmodule module) {
+CUresult module_enter(CUmodule module) {
   CUcontext context;
   CUresult result = memory_enter(&context);
   if (result != CUDA_SUCCESS) {
@@ -230,7 +265,7 @@ static CUresult enter_module(CUmodule module) {
 }
 
 CUresult cuModuleUnload(CUmodule hmod) {
-  CUresult result = enter_module(hmod);
+  CUresult result = module_enter(hmod);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -242,7 +277,7 @@ CUresult cuModuleUnload(CUmodule hmod) {
 }
 
 CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name) {
-  CUresult result = enter_module(hmod);
+  CUresult result = module_enter(hmod);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -259,7 +294,7 @@ CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
 }
 
 CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule mod) {
-  CUresult result = enter_module(mod);
+  CUresult result = module_enter(mod);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -271,7 +306,7 @@ CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule mod) {
 }
 
 CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunctions, CUmodule mod) {
-  CUresult result = enter_module(mod);
+  CUresult result = module_enter(mod);
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -282,20 +317,4 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunct
     functions[i] = module_function(mod, i);
   }
   return driver_leave(CUDA_SUCCESS);
-}
-
-/* Variables of modules are not simulated: none is found. */
-static CUresult no_global(CUmodule module, const char *name) {
-  CUresult result = enter_module(module);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
-  return driver_leave(name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE);
-}
-
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name) {
-  return (void)dptr, (void)bytes, no_global(hmod, name);
-}
-CUresult cuModuleGetGlobal(CUdeviceptr_v1 *dptr, unsigned int *bytes, CUmodule hmod, const char *name) {
-  return (void)dptr, (void)bytes, no_global(hmod, name);
 }

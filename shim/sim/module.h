@@ -8,6 +8,7 @@
 
 #include "engine.h"
 #include "image.h"
+#include "space.h"
 
 struct CUlib_st {
   uint32_t mark; /* 0 = unloaded */
@@ -31,8 +32,10 @@ struct CUmod_st {
   struct image *image; /* `own`, or the library's */
   struct CUlib_st *library;
   CUcontext context;
-  uint64_t serial; /* of the context */
-  bool loaded;     /* its code is on the GPU */
+  uint64_t serial;               /* of the context */
+  bool loaded;                   /* its code is on the GPU */
+  uint64_t more_bytes;           /* that its functions have taken since */
+  struct space_block *variables; /* their memory, once the code is on the GPU; NULL: it has none */
   struct CUfunc_st *functions;
   struct CUmod_st *next;            /* in the library */
   struct CUmod_st *next_of_process; /* all modules */
@@ -41,6 +44,7 @@ struct CUmod_st {
 struct CUfunc_st {
   uint32_t mark;
   unsigned index;
+  bool loaded; /* has been, once */
   struct CUmod_st *module;
   int dynamic_shared; /* most that a launch may ask for */
   int carveout;
@@ -53,8 +57,15 @@ struct CUfunc_st {
 
 bool module_is_live(const struct CUmod_st *module);
 
-/* Bring the code onto the GPU. OUT_OF_MEMORY. */
+/* Lock the driver, with a current context. INVALID_HANDLE unless the module is live. */
+CUresult module_enter(CUmodule module);
+
+/* Bring the module's code onto the GPU, with its variables. OUT_OF_MEMORY. */
 CUresult module_load(struct CUmod_st *module);
+
+/* Bring the function's code onto the GPU: its module's, and what the first launch takes beside.
+ * OUT_OF_MEMORY. */
+CUresult function_load(struct CUfunc_st *function);
 
 /* Function of a module by index of the image; NULL: no memory. */
 CUfunction module_function(struct CUmod_st *module, unsigned index);

@@ -91,9 +91,6 @@ int mps_join(const struct node *node, uint32_t slot) {
   const char *directory = getenv(MPS_PIPE_ENV);
   int saved = errno;
   client.node = node;
-  atomic_store(&node->state->mps[slot].server, 0);
-  atomic_store(&node->state->mps[slot].fault, 0);
-  atomic_store(&node->state->mps[slot].lane, 0);
   snprintf(line, sizeof line, "client %u %u\n", (unsigned)geteuid(), slot);
   for (;;) {
     int fd = mps_connect(directory && *directory ? directory : MPS_PIPE_DEFAULT);

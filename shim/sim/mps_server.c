@@ -14,6 +14,7 @@
 
 #include "books.h"
 #include "mps_control.h"
+#include "sight.h"
 
 #define LOOK_NS          20000000L
 #define MOST_DESCRIPTORS 256
@@ -71,7 +72,6 @@ static void serve(struct mps_daemon *daemon) {
 }
 
 static void server(struct mps_daemon *daemon, int told) {
-  unsigned gpus[SIM_GPUS];
   struct books books = {0};
   struct began began = {0};
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -84,17 +84,14 @@ static void server(struct mps_daemon *daemon, int told) {
   prctl(PR_SET_NAME, "nvidia-cuda-mps");
   if (node_open(&books.node, node_root()) == NODE_OK &&
       (books.slot = slots_claim(&books.node, node_root())) != 0) {
-    unsigned count = node_present(books.node.state, node_root(), gpus);
-    count = node_visible(books.node.state, getenv("CUDA_VISIBLE_DEVICES"), gpus, count);
-    if (has_gpus(&books.node, gpus, count, books.slot)) {
+    struct sight sight = sight_take(books.node.state, node_root(), getenv("CUDA_VISIBLE_DEVICES"));
+    if (sight.part == 0 && has_gpus(&books.node, sight.gpus, sight.count, books.slot)) {
       struct sim_mps *mine = &books.node.state->mps[books.slot];
       began = (struct began){books.slot, atomic_load(&books.node.state->slot[books.slot].life)};
-      atomic_store(&mine->fault, 0);
-      atomic_store(&mine->lane, 0);
       atomic_store(&mine->server_life, began.life);
       atomic_store(&mine->server, books.slot);
-      for (unsigned i = 0; i < count; i++) {
-        books_set_contexts(&books, gpus[i], 1);
+      for (unsigned i = 0; i < sight.count; i++) {
+        books_set_contexts(&books, sight.gpus[i], 1);
       }
       daemon->node = books.node;
       daemon->server_slot = began.slot;

@@ -19,7 +19,7 @@ struct vmm_binding {
 
 /* NVIDIA's documentation: multicast needs NVSwitch and compute capability 9.0. */
 static bool has_multicast(CUdevice device) {
-  return sim_profiles[driver_gpu(device)->profile].major >= 9;
+  return driver_profile(driver.gpu[device])->major >= 9;
 }
 
 static struct vmm_memory *object_of(CUmemGenericAllocationHandle handle) {

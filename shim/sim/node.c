@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "node.h"
 
-#include <ctype.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -89,10 +87,7 @@ uint32_t node_driver(const char *root) {
 }
 
 void node_uuid_text(const struct sim_gpu *gpu, char text[SIM_UUID_TEXT]) {
-  const uint8_t *b = gpu->uuid;
-  snprintf(text, SIM_UUID_TEXT, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-           b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
-           b[15]);
+  uuid_text("GPU-", gpu->uuid, text);
 }
 
 void node_bus_text(const struct sim_gpu *gpu, char text[SIM_BUS_TEXT]) {
@@ -111,59 +106,4 @@ unsigned node_present(const struct sim_state *state, const char *root, unsigned 
     }
   }
   return count;
-}
-
-/* Position in `gpus` that one entry of the list means, or -1: an ordinal, or the beginning of one UUID. */
-static int resolve(const struct sim_state *state, const char *entry, size_t length,
-                   const unsigned gpus[SIM_GPUS], unsigned count) {
-  int found = -1;
-  if (length > 4 && strncasecmp(entry, "GPU-", 4) == 0) {
-    for (unsigned i = 0; i < count; i++) {
-      char uuid[SIM_UUID_TEXT];
-      node_uuid_text(&state->gpu[gpus[i]], uuid);
-      if (length < sizeof uuid && strncasecmp(uuid, entry, length) == 0) {
-        if (found >= 0) {
-          return -1; /* the beginning of several */
-        }
-        found = (int)i;
-      }
-    }
-    return found;
-  }
-  unsigned ordinal = 0;
-  for (size_t i = 0; i < length; i++) {
-    if (!isdigit((unsigned char)entry[i]) || ordinal >= SIM_GPUS) {
-      return -1;
-    }
-    ordinal = ordinal * 10 + (unsigned)(entry[i] - '0');
-  }
-  return length > 0 && ordinal < count ? (int)ordinal : -1;
-}
-
-unsigned node_visible(const struct sim_state *state, const char *setting, unsigned gpus[SIM_GPUS],
-                      unsigned count) {
-  if (!setting) {
-    return count;
-  }
-  unsigned chosen[SIM_GPUS];
-  unsigned chosen_count = 0;
-  bool taken[SIM_GPUS] = {false};
-  for (const char *entry = setting; *entry;) {
-    while (*entry == ' ') {
-      entry++;
-    }
-    size_t length = strcspn(entry, ", ");
-    int position = resolve(state, entry, length, gpus, count);
-    /* An invalid entry hides itself and all that follow (CUDA programming guide, "CUDA_VISIBLE_DEVICES"). */
-    if (position < 0 || taken[position]) {
-      break;
-    }
-    taken[position] = true;
-    chosen[chosen_count++] = gpus[position];
-    entry += length;
-    entry += strspn(entry, " ");
-    entry += *entry == ',';
-  }
-  memcpy(gpus, chosen, chosen_count * sizeof *chosen);
-  return chosen_count;
 }

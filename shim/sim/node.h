@@ -10,10 +10,10 @@
 #include <stddef.h>
 
 #include "layout.h"
+#include "uuid.h"
 
 #define SIM_ROOT_ENV     "ALIQUOT_SIM_ROOT"
 #define SIM_ROOT_DEFAULT "/run/aliquot-sim"
-#define SIM_UUID_TEXT    41 /* "GPU-" + 36 characters + terminator */
 #define SIM_BUS_TEXT     17 /* "00000000:17:00.0" + terminator */
 
 enum node_error { NODE_OK, NODE_ABSENT, NODE_OTHER_LAYOUT, NODE_NO_MEMORY };
@@ -31,6 +31,7 @@ struct node {
   int fd;
   char *root;
   struct identity self;
+  uint32_t part; /* the MIG device that this process uses: mig.h; 0 = none */
 };
 
 /* Folder of the node: from the environment, else the default. */
@@ -44,10 +45,6 @@ uint32_t node_driver(const char *root);
 
 /* Indices of the GPUs whose marker exists under `root`, ascending; returns how many. */
 unsigned node_present(const struct sim_state *state, const char *root, unsigned present[SIM_GPUS]);
-
-/* Narrow the list as CUDA_VISIBLE_DEVICES says (NULL = unset); returns how many are left, in its order. */
-unsigned node_visible(const struct sim_state *state, const char *setting, unsigned gpus[SIM_GPUS],
-                      unsigned count);
 
 void node_uuid_text(const struct sim_gpu *gpu, char text[SIM_UUID_TEXT]);
 void node_bus_text(const struct sim_gpu *gpu, char text[SIM_BUS_TEXT]);

@@ -23,16 +23,32 @@ nvmlReturn_t nvml_ready(void) {
   return ready ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
-nvmlReturn_t nvml_ready_for(nvmlDevice_t device, const void *output) {
+nvmlReturn_t nvml_ready_for_any(nvmlDevice_t device, const void *output) {
+  struct mig_compute compute;
   nvmlReturn_t result = nvml_ready();
   if (result != NVML_SUCCESS) {
     return result;
   }
   bool known = device >= nvml_sim.device && device < nvml_sim.device + nvml_sim.devices;
-  if (!known || !output) {
+  bool partition = device >= &nvml_sim.mig[0][0] && device < &nvml_sim.mig[0][0] + SIM_GPUS * SIM_SLICES;
+  if ((!known && !(partition && nvml_compute_of(device, &compute))) || !output) {
     return NVML_ERROR_INVALID_ARGUMENT;
   }
   return atomic_load(&nvml_gpu(device)->faults.lost) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+nvmlReturn_t nvml_ready_for(nvmlDevice_t device, const void *output) {
+  nvmlReturn_t result = nvml_ready_for_any(device, output);
+  return result == NVML_SUCCESS && device->is_mig ? NVML_ERROR_NOT_SUPPORTED : result;
+}
+
+nvmlDevice_t nvml_handle(uint32_t gpu) {
+  for (unsigned index = 0; index < nvml_sim.devices; index++) {
+    if (nvml_sim.device[index].gpu == gpu) {
+      return &nvml_sim.device[index];
+    }
+  }
+  return NULL;
 }
 
 struct sim_gpu *nvml_gpu(nvmlDevice_t device) {
@@ -95,6 +111,10 @@ static nvmlReturn_t start(bool need_gpus) {
   for (unsigned index = 0; index < nvml_sim.devices; index++) {
     nvml_sim.device[index] = (struct nvmlDevice_st){.index = index, .gpu = gpus[index]};
   }
+  for (unsigned place = 0; place < SIM_GPUS * SIM_SLICES; place++) {
+    nvml_sim.mig[place / SIM_SLICES][place % SIM_SLICES] =
+        (struct nvmlDevice_st){.gpu = place / SIM_SLICES, .is_mig = true, .slice = place % SIM_SLICES};
+  }
   return nvml_sim.devices == 0 && need_gpus ? NVML_ERROR_GPU_NOT_FOUND : NVML_SUCCESS;
 }
 
@@ -143,8 +163,10 @@ const char *nvmlErrorString(nvmlReturn_t result) {
       [NVML_ERROR_FUNCTION_NOT_FOUND] = "Function Not Found",
       [NVML_ERROR_GPU_IS_LOST] = "GPU is lost",
       [NVML_ERROR_LIB_RM_VERSION_MISMATCH] = "Driver/library version mismatch",
+      [NVML_ERROR_IN_USE] = "In use by another client",
       [NVML_ERROR_MEMORY] = "Insufficient Memory",
       [NVML_ERROR_NO_DATA] = "No data",
+      [NVML_ERROR_INSUFFICIENT_RESOURCES] = "Insufficient Resources",
       [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
       [NVML_ERROR_GPU_NOT_FOUND] = "GPU not found",
   };
@@ -259,6 +281,18 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     if (strcasecmp(text, uuid) == 0) {
       *device = &nvml_sim.device[index];
       return NVML_SUCCESS;
+    }
+    nvmlDevice_t parts[SIM_SLICES];
+    unsigned count = nvml_mig_devices(&nvml_sim.device[index], parts);
+    for (unsigned i = 0; i < count; i++) {
+      struct mig_compute compute;
+      if (nvml_compute_of(parts[i], &compute)) {
+        mig_uuid_text(nvml_gpu(parts[i]), compute, text);
+        if (strcasecmp(text, uuid) == 0) {
+          *device = parts[i];
+          return NVML_SUCCESS;
+        }
+      }
     }
   }
   return NVML_ERROR_NOT_FOUND;

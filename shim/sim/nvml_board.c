@@ -175,7 +175,7 @@ nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounte
 }
 
 static nvmlReturn_t nothing_coded(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) {
-  nvmlReturn_t result = nvml_ready_for(device, utilization);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, utilization);
   if (result != NVML_SUCCESS || !period) {
     return result != NVML_SUCCESS ? result : NVML_ERROR_INVALID_ARGUMENT;
   }
@@ -297,14 +297,6 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2,
     *p2pStatus = linked ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
   }
   return result;
-}
-
-nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
-  nvmlReturn_t result = nvml_ready_for(device, attributes);
-  return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result; /* nvml.h: of MIG devices only */
-}
-nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
-  return nvmlDeviceGetAttributes_v2(device, attributes);
 }
 
 /* Only root changes it, as with a real driver. */

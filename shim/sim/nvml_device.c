@@ -11,21 +11,32 @@
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
   char text[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
-  nvmlReturn_t result = nvml_ready_for(device, name);
+  char part[SIM_NAME] = "";
+  struct mig_compute compute;
+  nvmlReturn_t result = nvml_ready_for_any(device, name);
   if (result != NVML_SUCCESS) {
     return result;
   }
-  snprintf(text, sizeof text, "Simulated %s", nvml_profile(device)->product);
+  if (nvml_compute_of(device, &compute)) {
+    mig_name(nvml_profile(device)->mig, compute, part);
+  }
+  snprintf(text, sizeof text, "Simulated %s%s%.24s", nvml_profile(device)->product, *part ? " MIG " : "",
+           part);
   return nvml_text(text, name, length);
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
   char text[SIM_UUID_TEXT];
-  nvmlReturn_t result = nvml_ready_for(device, uuid);
+  struct mig_compute compute;
+  nvmlReturn_t result = nvml_ready_for_any(device, uuid);
   if (result != NVML_SUCCESS) {
     return result;
   }
-  node_uuid_text(nvml_gpu(device), text);
+  if (nvml_compute_of(device, &compute)) {
+    mig_uuid_text(nvml_gpu(device), compute, text);
+  } else {
+    node_uuid_text(nvml_gpu(device), text);
+  }
   return nvml_text(text, uuid, length);
 }
 
@@ -40,38 +51,19 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int len
   }
 
 NUMBER(nvmlDeviceGetMinorNumber, unsigned int, nvml_gpu(device)->minor)
-NUMBER(nvmlDeviceGetIndex, unsigned int, device->index)
 NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
 NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, nvml_profile(device)->nvml_architecture)
 NUMBER(nvmlDeviceGetNumaNodeId, unsigned int, (unsigned)nvml_gpu(device)->numa_node)
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned int, 0)
-NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
 NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
 NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, atomic_load(&nvml_gpu(device)->compute_mode))
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
-  nvmlReturn_t result = nvml_ready_for(device, major);
+  nvmlReturn_t result = nvml_ready_for_any(device, major);
   if (result != NVML_SUCCESS || !minor) {
     return result != NVML_SUCCESS ? result : NVML_ERROR_INVALID_ARGUMENT;
   }
   *major = (int)nvml_profile(device)->major;
   *minor = (int)nvml_profile(device)->minor;
-  return NVML_SUCCESS;
-}
-
-/* Cards from the A100 on can be partitioned; here they are not. */
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode, unsigned int *pendingMode) {
-  nvmlReturn_t result = nvml_ready_for(device, currentMode);
-  if (result != NVML_SUCCESS || !pendingMode) {
-    return result != NVML_SUCCESS ? result : NVML_ERROR_INVALID_ARGUMENT;
-  }
-  const struct sim_profile *profile = nvml_profile(device);
-  bool capable = (profile->major == 8 && profile->minor == 0) || profile->major >= 9;
-  if (!capable) {
-    return NVML_ERROR_NOT_SUPPORTED;
-  }
-  *currentMode = NVML_DEVICE_MIG_DISABLE;
-  *pendingMode = NVML_DEVICE_MIG_DISABLE;
   return NVML_SUCCESS;
 }
 
@@ -108,19 +100,27 @@ nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci) {
   return result;
 }
 
+/* Of a GPU that is partitioned: of all its instances. */
 static nvmlMemory_v2_t memory_of(nvmlDevice_t device) {
   const struct sim_profile *profile = nvml_profile(device);
+  struct sim_state *state = nvml_sim.node.state;
+  uint32_t part = nvml_part(device);
   nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
   slots_sweep(&nvml_sim.node, device->gpu, SIM_ANY, 0);
-  memory.total = (uint64_t)profile->total_mib << 20;
-  memory.reserved = (uint64_t)profile->reserved_mib << 20;
-  memory.used = meter_read(&nvml_gpu(device)->used).used;
+  if (part != 0) {
+    memory.total = mig_memory(state, device->gpu, part);
+    memory.used = meter_read(mig_meter(state, device->gpu, part)).used;
+  } else {
+    memory.total = (uint64_t)profile->total_mib << 20;
+    memory.reserved = (uint64_t)profile->reserved_mib << 20;
+    memory.used = mig_used(state, device->gpu);
+  }
   memory.free = memory.total - memory.reserved - memory.used;
   return memory;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
-  nvmlReturn_t result = nvml_ready_for(device, memory);
+  nvmlReturn_t result = nvml_ready_for_any(device, memory);
   if (result != NVML_SUCCESS) {
     return result;
   }
@@ -130,7 +130,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) 
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
-  nvmlReturn_t result = nvml_ready_for(device, memory);
+  nvmlReturn_t result = nvml_ready_for_any(device, memory);
   if (result != NVML_SUCCESS) {
     return result;
   }

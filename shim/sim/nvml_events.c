@@ -73,30 +73,20 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ev
   return NVML_SUCCESS;
 }
 
-/* Which of this process's handles means the GPU; NULL if it cannot be seen from here. */
-static nvmlDevice_t handle_of(uint32_t gpu) {
-  for (unsigned index = 0; index < nvml_sim.devices; index++) {
-    if (nvml_sim.device[index].gpu == gpu) {
-      return &nvml_sim.device[index];
-    }
-  }
-  return NULL;
-}
-
 static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
   struct event event;
   uint32_t number = set->next;
   while (events_read(nvml_sim.node.state, &set->next, &event)) {
     unsigned long long type = 1ULL << event.type;
     bool wanted = (set->device[event.gpu].types & type) &&
-                  (int32_t)(set->next - 1 - set->device[event.gpu].since) >= 0 && handle_of(event.gpu);
+                  (int32_t)(set->next - 1 - set->device[event.gpu].since) >= 0 && nvml_handle(event.gpu);
     number = set->next;
     if (wanted) {
-      *data = (nvmlEventData_t){.device = handle_of(event.gpu),
+      *data = (nvmlEventData_t){.device = nvml_handle(event.gpu),
                                 .eventType = type,
                                 .eventData = event.data,
-                                .gpuInstanceId = 0xffffffffU,
-                                .computeInstanceId = 0xffffffffU};
+                                .gpuInstanceId = NO_INSTANCE,
+                                .computeInstanceId = NO_INSTANCE};
       return true;
     }
   }

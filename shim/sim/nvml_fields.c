@@ -41,6 +41,12 @@ static void read_field(nvmlDevice_t device, nvmlFieldValue_t *field) {
     put_number(field, atomic_load(&faults->needs_reset) ? NVML_GPU_RECOVERY_ACTION_GPU_RESET
                                                         : NVML_GPU_RECOVERY_ACTION_NONE);
     break;
+  case NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED: /* MIG user guide: from Hopper on */
+    put_number(field, nvml_profile(device)->mig && nvml_profile(device)->major >= 9);
+    break;
+  case NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
+    put_number(field, nvml_profile(device)->mig != NULL);
+    break;
   default:
     field->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
   }

@@ -55,7 +55,7 @@ unsigned nvml_utilization(uint32_t gpu, uint32_t slot) {
 }
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization) {
-  nvmlReturn_t result = nvml_ready_for(device, utilization);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, utilization);
   if (result == NVML_SUCCESS) {
     *utilization = (nvmlUtilization_t){.gpu = nvml_utilization(device->gpu, 0)};
   }
@@ -81,7 +81,7 @@ static unsigned periods_since(uint64_t last_us, uint64_t told, unsigned most) {
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
                                   unsigned long long lastSeenTimeStamp, nvmlValueType_t *sampleValType,
                                   unsigned int *sampleCount, nvmlSample_t *samples) {
-  nvmlReturn_t result = nvml_ready_for(device, sampleCount);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, sampleCount);
   if (result != NVML_SUCCESS) {
     return result;
   }
@@ -151,7 +151,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
                                              unsigned int *processSamplesCount,
                                              unsigned long long lastSeenTimeStamp) {
   struct use uses[256];
-  nvmlReturn_t result = nvml_ready_for(device, processSamplesCount);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, processSamplesCount);
   if (result != NVML_SUCCESS) {
     return result;
   }
@@ -173,7 +173,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
                                                    nvmlProcessesUtilizationInfo_t *procesesUtilInfo) {
   struct use uses[256];
-  nvmlReturn_t result = nvml_ready_for(device, procesesUtilInfo);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, procesesUtilInfo);
   if (result != NVML_SUCCESS) {
     return result;
   }
@@ -204,13 +204,14 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
 nvmlReturn_t nvmlDeviceGetAccountingMode(nvmlDevice_t device, nvmlEnableState_t *mode) {
   nvmlReturn_t result = nvml_ready_for(device, mode);
   if (result == NVML_SUCCESS) {
-    *mode = NVML_FEATURE_ENABLED;
+    bool partitioned = mig_is_on(mig_word(nvml_sim.node.state, device->gpu)); /* nvml.h: disabled then */
+    *mode = partitioned ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED;
   }
   return result;
 }
 
 nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int *bufferSize) {
-  nvmlReturn_t result = nvml_ready_for(device, bufferSize);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, bufferSize);
   if (result == NVML_SUCCESS) {
     *bufferSize = SIM_SLOTS;
   }
@@ -223,7 +224,7 @@ static bool has_context(uint32_t slot, uint32_t gpu) {
 }
 
 nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids) {
-  nvmlReturn_t result = nvml_ready_for(device, count);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, count);
   if (result != NVML_SUCCESS) {
     return result;
   }
@@ -243,7 +244,7 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *coun
 
 nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
                                           nvmlAccountingStats_t *stats) {
-  nvmlReturn_t result = nvml_ready_for(device, stats);
+  nvmlReturn_t result = nvml_ready_unless_mig(device, stats);
   if (result != NVML_SUCCESS) {
     return result;
   }

@@ -55,6 +55,9 @@ static void describe_device(struct pointer *pointer) {
     pointer->context = block->owner;
     pointer->ipc = true;
     break;
+  case SPACE_VARIABLES:
+    pointer->context = block->owner;
+    break;
   case SPACE_MANAGED:
     pointer->context = ((const struct managed *)block->owner)->context;
     pointer->managed = true;

@@ -139,6 +139,9 @@ CUresult pool_adopt(struct shared *shared, CUmemoryPool *made) {
   if (about->flags == POOL_HOST) {
     props.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
   }
+  if (about->flags != POOL_HOST && !driver_shares(shared->slot)) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   CUmemoryPool pool = add(&props);
   if (!pool) {
     return CUDA_ERROR_OUT_OF_MEMORY;

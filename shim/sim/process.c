@@ -4,12 +4,15 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "mig.h"
 #include "mps.h"
-#include "profiles.h"
+#include "sight.h"
 #include "stream.h"
 
 struct driver driver;
@@ -126,6 +129,41 @@ static void abandon(struct node *node) {
   }
 }
 
+/* The only GPU of a process that uses a MIG device, as that device. */
+static struct sim_profile partition;
+
+const struct sim_profile *driver_profile(uint32_t gpu) {
+  return driver.books.node.part ? &partition : &sim_profiles[driver.books.node.state->gpu[gpu].profile];
+}
+
+uint64_t driver_capacity(uint32_t gpu) {
+  return mig_memory(driver.books.node.state, gpu, driver.books.node.part);
+}
+
+bool driver_shares(uint32_t slot) {
+  const struct node *node = &driver.books.node;
+  return mig_same_instance(node->part, atomic_load(&node->state->slot[slot].part));
+}
+
+/* Use the MIG device, unless it is gone since we saw it. */
+static CUresult join_part(const struct node *node) {
+  static char product[2 * SIM_NAME];
+  char name[SIM_NAME];
+  struct mig_compute compute;
+  if (!mig_enter(node->state, node->part) || !mig_part_compute(node->state, node->part, &compute)) {
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  partition = sim_profiles[node->state->gpu[mig_part_gpu(node->part)].profile];
+  const struct mig_kind *kind = &mig_kinds[compute.in.kind];
+  mig_name(partition.mig, compute, name);
+  snprintf(product, sizeof product, "%.*s MIG %s", SIM_NAME - 8, partition.product, name);
+  partition.product = product;
+  partition.multiprocessors = mig_multiprocessors(partition.mig, compute);
+  partition.bus_width_bits = partition.bus_width_bits / 8 * kind->memory_slices;
+  partition.l2_bytes = partition.l2_bytes / 8 * kind->memory_slices;
+  return CUDA_SUCCESS;
+}
+
 static CUresult join(void) {
   const char *root = node_root();
   struct node node;
@@ -133,8 +171,10 @@ static CUresult join(void) {
   if (error != NODE_OK) {
     return error == NODE_OTHER_LAYOUT ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_ERROR_NO_DEVICE;
   }
-  unsigned present = node_present(node.state, root, driver.gpu);
-  driver.devices = node_visible(node.state, getenv("CUDA_VISIBLE_DEVICES"), driver.gpu, present);
+  struct sight sight = sight_take(node.state, root, getenv("CUDA_VISIBLE_DEVICES"));
+  memcpy(driver.gpu, sight.gpus, sizeof driver.gpu);
+  driver.devices = sight.count;
+  node.part = sight.part;
   if (driver.devices == 0) {
     abandon(&node);
     return CUDA_ERROR_NO_DEVICE;
@@ -145,7 +185,7 @@ static CUresult join(void) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   driver.books = (struct books){.node = node, .slot = slot};
-  CUresult result = (CUresult)mps_join(&driver.books.node, slot);
+  CUresult result = node.part ? join_part(&driver.books.node) : (CUresult)mps_join(&driver.books.node, slot);
   if (result != CUDA_SUCCESS) {
     books_leave(&driver.books);
     return result;

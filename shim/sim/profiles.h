@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "mig_cards.h"
+
 /* A driver and the CUDA that it speaks. */
 struct sim_driver {
   unsigned branch;
@@ -35,7 +37,8 @@ struct sim_profile {
   uint32_t shared_per_multiprocessor;
   uint32_t watts; /* of the whole board, at most */
   uint32_t pcie_generation;
-  uint32_t nvlinks; /* to a switch, if there is another such GPU */
+  uint32_t nvlinks;           /* to a switch, if there is another such GPU */
+  const struct mig_card *mig; /* NULL: cannot be partitioned */
 };
 
 extern const struct sim_profile sim_profiles[];

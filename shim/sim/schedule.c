@@ -109,11 +109,16 @@ static struct sim_pace *pace_of(const struct settling *settling, uint32_t slot) 
   return &settling->state->pace[slot][settling->gpu];
 }
 
+/* Whether the slot's turns are the ones that are settled here. Those of its last process may be left over. */
+static bool is_here(const struct settling *settling, uint32_t slot) {
+  return schedule_of(settling->node, slot, settling->gpu) == settling->schedule;
+}
+
 static uint64_t left_of(const struct settling *settling, uint32_t slot) {
   struct sim_pace *pace = pace_of(settling, slot);
   uint64_t total = received_of(load(&pace->received)).total;
   uint64_t wanted = atomic_load(&pace->wanted);
-  bool alive = atomic_load(&settling->state->slot[slot].life) & 1;
+  bool alive = (atomic_load(&settling->state->slot[slot].life) & 1) && is_here(settling, slot);
   return alive && wanted > total ? wanted - total : 0;
 }
 
@@ -270,6 +275,11 @@ static bool settle_step(const struct settling *settling, uint64_t now) {
       swap(&settling->schedule->turn, word, turn_word(first));
     }
     return false;
+  }
+  if (!is_here(settling, turn.owner)) {
+    struct turn none = {.start = now > turn.start ? now : turn.start, .number = turn.number + 1};
+    swap(&settling->schedule->turn, word, turn_word(none));
+    return true;
   }
   struct sim_pace *pace = pace_of(settling, turn.owner);
   word_t counted = load(&pace->received);

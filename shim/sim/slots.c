@@ -13,6 +13,7 @@
 
 #include "groups.h"
 #include "meter.h"
+#include "mig.h"
 #include "shared.h"
 
 /* A dying process drops its POSIX lock a moment before its OFD lock; one that only closed its descriptors
@@ -76,7 +77,7 @@ static struct meter_move move_of(const struct node *node, uint32_t slot, uint32_
   struct sim_state *state = node->state;
   struct sim_group *group = &state->group[atomic_load(&state->slot[slot].group)];
   struct sim_meter *meters[SIM_METERS] = {
-      [SIM_GPU_PHYSICAL] = &state->gpu[gpu].used,
+      [SIM_GPU_PHYSICAL] = mig_meter(state, gpu, atomic_load(&state->slot[slot].part)),
       [SIM_GROUP_PHYSICAL] = &group->gpu[gpu].measure[SIM_PHYSICAL],
       [SIM_GROUP_REQUESTED] = &group->gpu[gpu].measure[SIM_REQUESTED],
   };
@@ -125,6 +126,10 @@ static bool holds(const struct sim_slot *slot, uint32_t gpu) {
   return change->before[SIM_PHYSICAL] | change->after[SIM_PHYSICAL];
 }
 
+bool slots_touches(const struct sim_slot *slot, uint32_t gpu) {
+  return holds(slot, gpu) || atomic_load(&slot->holding[gpu].contexts) > 0;
+}
+
 void slots_sweep(const struct node *node, uint32_t gpu, uint32_t group, uint32_t except) {
   struct sim_state *state = node->state;
   uint32_t last = atomic_load(&state->slots_used);
@@ -160,6 +165,10 @@ static void begin_life(const struct node *node, uint32_t number, const struct si
   struct sim_slot *slot = &node->state->slot[number];
   /* Memory is of its maker's group, which is in use as long as the maker lives: no need to join it. */
   atomic_store(&slot->group, shared ? atomic_load(&node->state->slot[shared->owner].group) : 0);
+  atomic_store(&slot->part, shared ? atomic_load(&node->state->slot[shared->owner].part) : node->part);
+  atomic_store(&node->state->mps[number].server, 0);
+  atomic_store(&node->state->mps[number].fault, 0);
+  atomic_store(&node->state->mps[number].lane, mig_lane(node->part));
   atomic_store(&slot->kind, shared ? shared->kind : SIM_PROCESS);
   atomic_store(&slot->has_shared, 0);
   slot->shared = shared ? *shared : none;

@@ -29,6 +29,9 @@ unsigned slots_pid(const struct node *node, uint32_t slot);
 /* What a living process holds of a GPU, with the shared memory that it made. */
 uint64_t slots_held(const struct node *node, uint32_t slot, uint32_t gpu, enum sim_measure measure);
 
+/* Whether a slot's process has memory or a context on a GPU, alive or not. */
+bool slots_touches(const struct sim_slot *slot, uint32_t gpu);
+
 /* Free what dead processes hold of a GPU (or SIM_ANY) in a group (or SIM_ANY). `except` is the caller's own
  * slot, or 0. */
 void slots_sweep(const struct node *node, uint32_t gpu, uint32_t group, uint32_t except);

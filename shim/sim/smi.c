@@ -128,6 +128,7 @@ static int screen(unsigned count) {
     nvmlReturn_t error = nvmlDeviceGetHandleByIndex_v2(i, &device);
     if (error == NVML_SUCCESS) {
       print_gpu(i, device);
+      smi_show_mig(i, device);
     } else {
       printf("| %3u  %-70s |\n", i, nvmlErrorString(error));
     }

@@ -42,7 +42,8 @@ int smi_failed(const char *what, nvmlReturn_t error);
 unsigned smi_processes(nvmlDevice_t device, nvmlProcessInfo_t *infos);
 void smi_process_name(unsigned pid, char *name, size_t size);
 
-/* The MIG devices of a GPU, for -L. */
+/* The MIG devices of a GPU, for -L and for the screen. */
 void smi_list_mig(nvmlDevice_t device);
+void smi_show_mig(unsigned index, nvmlDevice_t device);
 
 #endif

@@ -226,21 +226,3 @@ int smi_query(const struct smi_query *query, unsigned count) {
   }
   return 0;
 }
-
-void smi_list_mig(nvmlDevice_t device) {
-  unsigned most = 0;
-  if (nvmlDeviceGetMaxMigDeviceCount(device, &most) != NVML_SUCCESS) {
-    return;
-  }
-  for (unsigned i = 0, shown = 0; i < most; i++) {
-    nvmlDevice_t part;
-    char name[CELL];
-    char uuid[CELL];
-    if (nvmlDeviceGetMigDeviceHandleByIndex(device, i, &part) == NVML_SUCCESS &&
-        nvmlDeviceGetName(part, name, sizeof name) == NVML_SUCCESS &&
-        nvmlDeviceGetUUID(part, uuid, sizeof uuid) == NVML_SUCCESS) {
-      const char *profile = strstr(name, "MIG ");
-      printf("  %-20s Device %2u: (UUID: %s)\n", profile ? profile : name, shown++, uuid);
-    }
-  }
-}

@@ -23,12 +23,13 @@ enum space_backing {
 
 /* What lies at a block's addresses, and so what its owner is. */
 enum space_kind {
-  SPACE_LINEAR,  /* an allocation; a context */
-  SPACE_MANAGED, /* a managed one; managed.h */
-  SPACE_CHUNK,   /* part of a pool, arena.h */
-  SPACE_RANGE,   /* reserved addresses, vmm.h */
-  SPACE_GRAPH,   /* an alloc node's, graph_memory.h */
-  SPACE_IMPORT,  /* memory of another process or program, import.h */
+  SPACE_LINEAR,    /* an allocation; a context */
+  SPACE_MANAGED,   /* a managed one; managed.h */
+  SPACE_CHUNK,     /* part of a pool, arena.h */
+  SPACE_RANGE,     /* reserved addresses, vmm.h */
+  SPACE_GRAPH,     /* an alloc node's, graph_memory.h */
+  SPACE_IMPORT,    /* memory of another process or program, import.h */
+  SPACE_VARIABLES, /* a module's; a context */
 };
 
 struct space_block {

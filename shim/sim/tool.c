@@ -29,6 +29,12 @@ static const char usage[] =
     "  inject recover --gpu G               all of that is over\n"
     "  inject hold --gpu G --memory SIZE    be a process that holds SIZE bytes (16Gi, 512Mi) until it is "
     "killed\n"
+    "  mig on|off --gpu G                   MIG mode; of a GPU in use from its next reset (inject recover)\n"
+    "  mig create --gpu G --profile NAME[:START] [--compute N,...|none]   a GPU instance, and compute "
+    "instances in it\n"
+    "  mig destroy --gpu G [--instance ID]  that one, or all\n"
+    "  mig list [--gpu G] [--json]          what there is\n"
+    "  mig profiles --gpu G                 what there can be, and how often it still fits\n"
     "All take --root DIR (default: $ALIQUOT_SIM_ROOT, else /run/aliquot-sim).\n";
 
 bool tool_open(const struct tool_options *options, struct node *node) {
@@ -183,7 +189,15 @@ static bool take_fault_option(struct tool_options *options, const char *name, co
   if (strcmp(name, "--memory") == 0) {
     return take_size(name, value, &options->memory);
   }
-  if (strcmp(name, "--code") != 0) {
+  if (strcmp(name, "--instance") == 0 && take_number(name, value, 13, &code)) {
+    options->instance = (uint32_t)code;
+    return options->has_instance = true;
+  }
+  if (strcmp(name, "--profile") == 0 || strcmp(name, "--compute") == 0) {
+    *(name[2] == 'p' ? &options->partition : &options->compute) = value;
+    return true;
+  }
+  if (strcmp(name, "--code") != 0 && strcmp(name, "--instance") != 0) {
     fprintf(stderr, "aliquot-sim: unknown option %s\n%s", name, usage);
   }
   return false;
@@ -248,8 +262,8 @@ int main(int argc, char **argv) {
   static const struct {
     const char *name;
     int (*run)(const struct tool_options *options);
-  } commands[] = {{"init", tool_init},   {"cdi", tool_cdi}, {"books", tool_books},
-                  {"reset", tool_reset}, {"set", tool_set}, {"inject", tool_inject}};
+  } commands[] = {{"init", tool_init}, {"cdi", tool_cdi},       {"books", tool_books}, {"reset", tool_reset},
+                  {"set", tool_set},   {"inject", tool_inject}, {"mig", tool_mig}};
   char host[SIM_NAME] = "node";
   gethostname(host, sizeof host - 1);
   struct tool_options options = {.root = node_root(), .node = host, .kind = "sim.aliquot.dev/gpu"};
@@ -261,7 +275,8 @@ int main(int argc, char **argv) {
   }
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
     if (strcmp(argv[1], commands[i].name) == 0) {
-      int taken = commands[i].run == tool_inject && argc > 2 ? 3 : 2;
+      bool worded = commands[i].run == tool_inject || commands[i].run == tool_mig;
+      int taken = worded && argc > 2 ? 3 : 2;
       options.what = taken == 3 ? argv[2] : commands[i].run == tool_set ? "" : NULL;
       return parse(&options, argc - taken, argv + taken) ? commands[i].run(&options) : 2;
     }

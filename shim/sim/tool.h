@@ -26,13 +26,17 @@ struct tool_options {
   uint32_t step;
   bool has_step;
   const char *nvml;     /* set: "exact" or "real" */
-  const char *what;     /* inject: the fault */
-  const char *gpu_name; /* inject: an index or a UUID */
+  const char *what;     /* inject: the fault; mig: what to do */
+  const char *gpu_name; /* inject, mig, set: an index or a UUID */
   uint32_t code;
   uint64_t count;
   uint64_t us;
   uint64_t memory;
   bool off;
+  const char *partition; /* mig create: profile and place */
+  const char *compute;   /* mig create: sizes of compute instances */
+  uint32_t instance;     /* mig destroy */
+  bool has_instance;
 };
 
 /* Each prints what went wrong to stderr and returns an exit status. */
@@ -42,8 +46,16 @@ int tool_books(const struct tool_options *options);
 int tool_reset(const struct tool_options *options);
 int tool_set(const struct tool_options *options);
 int tool_inject(const struct tool_options *options);
+int tool_mig(const struct tool_options *options);
 
-/* The GPU of an index or of the beginning of one UUID; -1, with a message, if there is none. */
+/* MIG mode and instances of a GPU, as members of a JSON object. */
+void tool_print_mig(const struct node *node, uint32_t gpu);
+
+/* The MIG device with this UUID, as a part (mig.h); 0: none. */
+uint32_t tool_part(const struct node *node, const char *name);
+
+/* The GPU of an index, of the beginning of one UUID, or of a MIG device; -1, with a message, if there is
+ * none. */
 int tool_gpu(const struct node *node, const char *name);
 
 /* Map the state, or say why not. */

@@ -6,6 +6,7 @@
 
 #include "groups.h"
 #include "meter.h"
+#include "mig.h"
 #include "profiles.h"
 #include "schedule.h"
 #include "slots.h"
@@ -36,15 +37,17 @@ static void print_gpus(const struct node *node) {
            "\"total\": %llu, \"reserved\": %llu, \"context\": %llu, \"used\": %llu, \"peak\": %llu",
            i ? "," : "", i, uuid, profile->product, profile->name,
            (unsigned long long)profile->total_mib << 20, (unsigned long long)profile->reserved_mib << 20,
-           (unsigned long long)gpu->context_bytes, (unsigned long long)value.used,
+           (unsigned long long)gpu->context_bytes, (unsigned long long)mig_used(node->state, i),
            (unsigned long long)value.peak);
     printf(", \"lost\": %s, \"throttled\": %s, \"ecc\": %llu, \"xid\": %u, "
-           "\"oom\": %s, \"slow_us\": %u, \"busy_ns\": %llu}",
+           "\"oom\": %s, \"slow_us\": %u, \"busy_ns\": %llu, ",
            atomic_load(&gpu->faults.lost) ? "true" : "false",
            atomic_load(&gpu->faults.throttled) ? "true" : "false",
            (unsigned long long)atomic_load(&gpu->faults.ecc), atomic_load(&gpu->faults.last_xid),
            atomic_load(&gpu->faults.oom) ? "true" : "false", atomic_load(&gpu->faults.slow_us),
            (unsigned long long)atomic_load(&node->state->schedule[i].busy_ever));
+    tool_print_mig(node, i);
+    printf("}");
   }
 }
 
@@ -151,7 +154,7 @@ static void print_table(const struct node *node) {
     char uuid[SIM_UUID_TEXT];
     node_uuid_text(&node->state->gpu[i], uuid);
     printf("%-42s %10u %10llu %10llu\n", uuid, sim_profiles[node->state->gpu[i].profile].total_mib,
-           (unsigned long long)value.used >> 20, (unsigned long long)value.peak >> 20);
+           (unsigned long long)mig_used(node->state, i) >> 20, (unsigned long long)value.peak >> 20);
     for (unsigned number = 1; number < SIM_GROUPS; number++) {
       struct sim_group *group = &node->state->group[number];
       value = meter_read(&group->gpu[i].measure[SIM_PHYSICAL]);
@@ -195,6 +198,9 @@ int tool_reset(const struct tool_options *options) {
   groups_forget_unused(&node);
   for (unsigned gpu = 0; gpu < node.state->gpus; gpu++) {
     meter_reset_peak(&node.state->gpu[gpu].used);
+    for (unsigned start = 0; start < SIM_SLICES; start++) {
+      meter_reset_peak(&node.state->instance[gpu][start].used);
+    }
     for (unsigned group = 1; group < SIM_GROUPS; group++) {
       meter_reset_peak(&node.state->group[group].gpu[gpu].measure[SIM_PHYSICAL]);
       meter_reset_peak(&node.state->group[group].gpu[gpu].measure[SIM_REQUESTED]);

@@ -10,35 +10,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mig.h"
 #include "profiles.h"
 #include "schedule.h"
 #include "shared.h"
 #include "tool.h"
+#include "uuid.h"
+
+#define UUID_RANDOM 4 /* version */
 
 static int failed(const char *what, const char *path) {
   fprintf(stderr, "aliquot-sim: cannot %s %s: %s\n", what, path, strerror(errno));
   return 1;
-}
-
-static uint64_t mix(uint64_t value) { /* splitmix64 */
-  value += 0x9e3779b97f4a7c15ULL;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebULL;
-  return value ^ (value >> 31);
-}
-
-/* The same node name and index give the same UUID, of the random kind (RFC 9562 version 4) in form. */
-static void make_uuid(const char *node, unsigned index, uint8_t uuid[16]) {
-  uint64_t seed = mix(index + 1);
-  for (const char *letter = node; *letter; letter++) {
-    seed = mix(seed ^ (uint8_t)*letter);
-  }
-  for (int half = 0; half < 2; half++) {
-    uint64_t bits = mix(seed + (uint64_t)half);
-    memcpy(uuid + 8 * half, &bits, sizeof bits);
-  }
-  uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40);
-  uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
 }
 
 static void describe(struct sim_state *state, const struct tool_options *options) {
@@ -49,7 +32,7 @@ static void describe(struct sim_state *state, const struct tool_options *options
   state->driver = options->driver;
   atomic_store(&state->nvml_step, 1);
   if (options->fabric) {
-    make_uuid(options->fabric, 0, state->fabric_uuid);
+    uuid_make(options->fabric, 0, UUID_RANDOM, state->fabric_uuid);
     state->in_fabric = 1;
     state->fabric_clique = options->clique;
   }
@@ -57,7 +40,7 @@ static void describe(struct sim_state *state, const struct tool_options *options
   for (unsigned i = 0; i < options->gpus; i++) {
     struct sim_gpu *gpu = &state->gpu[i];
     uint64_t usual = (uint64_t)sim_profiles[options->profile[i]].context_mib << 20;
-    make_uuid(options->node, i, gpu->uuid);
+    uuid_make(options->node, i, UUID_RANDOM, gpu->uuid);
     gpu->profile = options->profile[i];
     gpu->pci_bus = 0x0f + 0x10 * i;
     gpu->numa_node = (int32_t)(2 * i / options->gpus);
@@ -186,16 +169,37 @@ static void print_mount(const char *host, const char *file, const char *containe
 static const char *const library_folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib64"};
 static const char *const library_names[] = {"libcuda.so.1", "libnvidia-ml.so.1"};
 
-static void print_device(const struct tool_options *options, const struct sim_gpu *gpu, bool last) {
+/* A GPU, or a MIG device of it, which has a marker more: what it is made of does not matter. */
+static void print_device(const struct tool_options *options, const struct sim_gpu *gpu, const char *part,
+                         bool first) {
   char uuid[SIM_UUID_TEXT];
   char host[4096];
   char container[128];
   node_uuid_text(gpu, uuid);
-  printf("    {\"name\": \"%s\", \"containerEdits\": {\"mounts\": [\n", uuid);
+  printf("%s    {\"name\": \"%s\", \"containerEdits\": {\"mounts\": [\n", first ? "" : ",\n",
+         part ? part : uuid);
   snprintf(host, sizeof host, "%s/dev", options->root);
   snprintf(container, sizeof container, "%s/dev/%s", SIM_ROOT_DEFAULT, uuid);
-  print_mount(host, uuid, container, false, true);
-  printf("    ]}}%s\n", last ? "" : ",");
+  print_mount(host, uuid, container, false, !part);
+  if (part) {
+    snprintf(container, sizeof container, "%s/dev/%s", SIM_ROOT_DEFAULT, part);
+    print_mount(host, uuid, container, false, true);
+  }
+  printf("    ]}}");
+}
+
+static void print_devices(const struct tool_options *options, const struct sim_state *state) {
+  for (unsigned gpu = 0; gpu < state->gpus; gpu++) {
+    struct mig_compute computes[SIM_SLICES];
+    unsigned count = mig_computes(mig_word(state, gpu), computes);
+    print_device(options, &state->gpu[gpu], NULL, gpu == 0);
+    for (unsigned i = 0; i < count; i++) {
+      char uuid[SIM_UUID_TEXT];
+      mig_uuid_text(&state->gpu[gpu], computes[i], uuid);
+      print_device(options, &state->gpu[gpu], uuid, false);
+    }
+  }
+  printf("\n");
 }
 
 int tool_cdi(const struct tool_options *options) {
@@ -224,9 +228,7 @@ int tool_cdi(const struct tool_options *options) {
   print_mount(options->root, SIM_SHARED_FILE, SIM_ROOT_DEFAULT "/" SIM_SHARED_FILE, true, false);
   print_mount(options->root, "state", SIM_ROOT_DEFAULT "/state", true, true);
   printf("  ]},\n  \"devices\": [\n");
-  for (unsigned gpu = 0; gpu < node.state->gpus; gpu++) {
-    print_device(options, &node.state->gpu[gpu], gpu + 1 == node.state->gpus);
-  }
+  print_devices(options, node.state);
   printf("  ]\n}\n");
   return 0;
 }

@@ -11,6 +11,7 @@
 
 #include "books.h"
 #include "events.h"
+#include "mig.h"
 #include "tool.h"
 
 /* Positions of NVML's event bits, and its reasons for low clocks. */
@@ -42,6 +43,8 @@ int tool_gpu(const struct node *node, const char *name) {
       found = found == -1 ? (int)gpu : -2;
     }
   }
+  uint32_t part = tool_part(node, name);
+  found = part ? (int)mig_part_gpu(part) : found;
   if (found < 0) {
     fprintf(stderr, "aliquot-sim: --gpu %s: %s; give 0 to %u, or a UUID of `aliquot-sim books`\n", name,
             found == -2 ? "more than one GPU begins so" : "no such GPU", state->gpus - 1);
@@ -125,6 +128,11 @@ static int inject_slow(struct node *node, int gpu, const struct tool_options *op
 static int inject_recover(struct node *node, int gpu, const struct tool_options *options) {
   struct sim_faults *faults = &node->state->gpu[gpu].faults;
   (void)options;
+  if (mig_reset(node, (uint32_t)gpu) != MIG_DONE) {
+    fprintf(stderr, "aliquot-sim: inject recover: a reset would change the GPU's MIG mode or destroy its "
+                    "instances, and the GPU is in use: end its programs first\n");
+    return 1;
+  }
   atomic_store(&faults->lost, 0);
   atomic_store(&faults->ecc, 0);
   atomic_store(&faults->last_xid, 0);
@@ -145,9 +153,18 @@ static int inject_hold(struct node *node, int gpu, const struct tool_options *op
     return 2;
   }
   uint64_t size = (options->memory + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
+  books.node.part = tool_part(node, options->gpu_name);
   books.slot = slots_claim(&books.node, options->root);
   if (books.slot == 0) {
     fprintf(stderr, "aliquot-sim: %u programs use the node already: end some\n", SIM_SLOTS - 1);
+    return 1;
+  }
+  bool allowed =
+      books.node.part ? mig_enter(node->state, books.node.part) : mig_enter_whole(node->state, (uint32_t)gpu);
+  if (!allowed) {
+    fprintf(stderr, "aliquot-sim: --gpu %s is in MIG mode: give the UUID of a MIG device\n",
+            options->gpu_name);
+    books_leave(&books);
     return 1;
   }
   struct books_delta all = {.pages = (int64_t)size, .requested = (int64_t)options->memory};

@@ -5,9 +5,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "mig.h"
 #include "tool.h"
 
 #define LEAST_SLICE_US 10U
+
+/* Of the GPU, and of what MIG may make of it. */
+static void set_slice(struct sim_state *state, unsigned gpu, uint64_t ns) {
+  atomic_store(&state->schedule[gpu].slice_ns, ns);
+  for (unsigned slice = 0; slice < SIM_SLICES; slice++) {
+    uint32_t part = mig_part(gpu, (struct mig_compute){.slice = slice});
+    atomic_store(&state->schedule[mig_lane(part)].slice_ns, ns);
+  }
+}
 
 int tool_set(const struct tool_options *options) {
   struct node node;
@@ -28,7 +38,7 @@ int tool_set(const struct tool_options *options) {
   }
   for (unsigned gpu = 0; gpu < node.state->gpus && options->has_slice; gpu++) {
     if (!options->gpu_name || gpu == (unsigned)only) {
-      atomic_store(&node.state->schedule[gpu].slice_ns, options->slice_us * 1000);
+      set_slice(node.state, gpu, options->slice_us * 1000);
     }
   }
   if (options->nvml) {

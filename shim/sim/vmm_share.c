@@ -70,9 +70,10 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
   }
   const struct sim_shared *about = shared_about(&driver.books, &shared);
   bool device = about->flags == VMM_DEVICE;
-  struct vmm_memory *memory = device && driver_ordinal(about->gpu) < 0 ? NULL : vmm_new();
+  bool beyond = device && (driver_ordinal(about->gpu) < 0 || !driver_shares(shared.slot));
+  struct vmm_memory *memory = beyond ? NULL : vmm_new();
   if (!memory) {
-    result = device && driver_ordinal(about->gpu) < 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+    result = beyond ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
     shared_drop(&driver.books, &shared);
     return driver_leave(result);
   }

@@ -14,62 +14,11 @@
 
 #include "slot.h"
 #include "state.h"
+#include "sums.h"
 
 enum { ATTEMPTS = 4, PAUSE_NS = 20000, SLOT_PAUSES = 16 };
 
-/* A word above this is no count of bytes: the ledger has been written over. */
-#define SANE_BYTES    (1ULL << 56)
-#define SANE_CONTEXTS (1ULL << 20)
-#define REFRESH_NS    50000000ULL
-
 void (*aq_reclaim)(struct aq_share *share);
-
-static inline uint64_t lesser(uint64_t a, uint64_t b) {
-  return a < b ? a : b;
-}
-
-static inline uint64_t beyond(uint64_t value, uint64_t measured) {
-  return value > measured ? value - measured : 0;
-}
-
-static inline uint64_t charge_of(const struct aq_slot *slot, uint64_t context_estimate) {
-  uint64_t used = __atomic_load_n(&slot->used_bytes, __ATOMIC_SEQ_CST);
-  uint64_t contexts = __atomic_load_n(&slot->contexts, __ATOMIC_SEQ_CST);
-  uint64_t code = __atomic_load_n(&slot->code_bytes, __ATOMIC_SEQ_CST);
-  uint64_t overhead = aq_word(&slot->overhead_bytes);
-  if (contexts == 0 && code == 0 && (overhead == AQ_OVERHEAD_UNKNOWN || overhead == 0))
-    return used;
-  if (overhead == AQ_OVERHEAD_UNKNOWN) {
-    overhead = 0;
-  } else {
-    contexts = beyond(contexts, aq_word(&slot->measured_contexts));
-    code = beyond(code, aq_word(&slot->measured_code_bytes));
-  }
-  if (used > SANE_BYTES || overhead > SANE_BYTES || code > SANE_BYTES || contexts > SANE_CONTEXTS)
-    return UINT64_MAX;
-  return used + overhead + code + contexts * context_estimate;
-}
-
-uint64_t aq_slot_charge(const struct aq_slot *slot, uint64_t context_estimate) {
-  return charge_of(slot, context_estimate);
-}
-
-static inline uint64_t sum_of(const struct aq_share *share) {
-  const struct aq_ledger *ledger = share->ledger;
-  uint64_t estimate = aq_word(&share->quota->context_estimate_bytes);
-  uint64_t slots = __atomic_load_n(&ledger->slots_used, __ATOMIC_SEQ_CST);
-  uint64_t sum = 0;
-  if (slots > AQ_SLOTS)
-    slots = AQ_SLOTS;
-  for (uint64_t i = 0; i < slots; i++) {
-    uint64_t charge = charge_of(&ledger->slot[i], estimate);
-    if (charge > SANE_BYTES)
-      return UINT64_MAX;
-    sum += charge;
-  }
-  uint64_t floor = aq_word(&share->quota->floor_bytes);
-  return sum > floor ? sum : floor;
-}
 
 static void raise_word(uint64_t *word, uint64_t value) {
   uint64_t seen = aq_word(word);
@@ -95,7 +44,7 @@ void aq_pause_after(int attempt, const struct aq_share *share, const struct aq_s
 static inline bool try_announce(struct aq_share *share, struct aq_slot *slot, uint64_t *word, uint64_t amount,
                                 uint64_t limit) {
   uint64_t mine = __atomic_add_fetch(word, amount, __ATOMIC_SEQ_CST);
-  uint64_t sum = mine < amount ? UINT64_MAX : sum_of(share); /* wrapped: written over */
+  uint64_t sum = mine < amount ? UINT64_MAX : aq_sum(share); /* wrapped: written over */
   if (sum > limit) {
     __atomic_sub_fetch(word, amount, __ATOMIC_SEQ_CST);
     return false;
@@ -258,13 +207,24 @@ bool aq_free_begin(enum aq_thing thing, uint64_t key, struct aq_freed *freed) {
   return aq_records_take(aq_shares, thing, key, &freed->record, &freed->generation);
 }
 
+void aq_managed_change(struct aq_share *share, uint64_t bytes) {
+  struct aq_slot *slot = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);
+  if (!slot)
+    return;
+  __atomic_add_fetch(&slot->managed_bytes, bytes, __ATOMIC_RELAXED);
+  count_change(slot);
+}
+
 void aq_free_end(const struct aq_freed *freed, bool done) {
   struct aq_share *share = &aq_shares[freed->record.share];
   struct aq_charge charge = {share, freed->generation, freed->record.bytes};
+  uint64_t managed = aq_record_managed(&freed->record);
   if (done)
     aq_cancel(&charge);
   else /* its place is still there; if not, the bytes stay charged */
     aq_commit(&charge, &freed->record);
+  if (done && managed)
+    aq_managed_change(share, -managed);
 }
 
 bool aq_context_reserve(struct aq_share *share) {
@@ -304,12 +264,14 @@ void aq_code_cancel(struct aq_share *share, uint64_t bytes) {
 }
 
 void aq_context_drop(struct aq_share *share, CUcontext context) {
+  struct aq_dropped dropped;
   uint64_t generation;
-  uint64_t code_bytes;
-  uint64_t bytes = aq_records_drop_context(share, context, &code_bytes, &generation);
-  if (bytes)
-    give_back(share, bytes, generation);
-  aq_code_cancel(share, code_bytes);
+  aq_records_drop_context(share, context, &dropped, &generation);
+  if (dropped.bytes)
+    give_back(share, dropped.bytes, generation);
+  if (dropped.managed_bytes)
+    aq_managed_change(share, -dropped.managed_bytes);
+  aq_code_cancel(share, dropped.code_bytes);
 }
 
 CUcontext aq_context_rename(struct aq_share *share, CUcontext context) {
@@ -323,80 +285,10 @@ void aq_context_put_back(struct aq_share *share, CUcontext name, CUcontext conte
   aq_records_move(share, name, context);
 }
 
-uint64_t aq_now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
-}
-
-/* Sweeps, at most every 50 ms. */
-static bool refresh(struct aq_share *share) {
-  uint64_t now = aq_now_ns();
-  uint64_t last = aq_word(&share->swept_ns);
-  if ((now - last < REFRESH_NS && last != 0) ||
-      !__atomic_compare_exchange_n(&share->swept_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-    return false;
-  aq_slot_sweep(share);
-  return true;
-}
-
-uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total) {
-  return lesser(aq_share_limit(share), physical_total);
-}
-
-static uint64_t used_by_all(struct aq_share *share) {
-  const struct aq_slot *own = __atomic_load_n(&share->slot, __ATOMIC_ACQUIRE);
-  uint64_t ours = own ? aq_slot_charge(own, aq_word(&share->quota->context_estimate_bytes)) : 0;
-  uint64_t used = sum_of(share);
-  if (used > ours && refresh(share)) /* others' memory: are they alive? */
-    used = sum_of(share);
-  return used;
-}
-
-bool aq_is_full(struct aq_share *share) {
-  uint64_t limit = aq_share_limit(share);
-  if (limit == UINT64_MAX || sum_of(share) < limit)
-    return false;
-  aq_slot_sweep(share);
-  if (aq_reclaim)
-    aq_reclaim(share);
-  return sum_of(share) >= limit && !refused(share);
-}
-
-bool aq_is_over(const struct aq_share *share, uint64_t slack) {
-  uint64_t limit = aq_share_limit(share);
-  uint64_t sum = sum_of(share);
-  return sum > limit && sum - limit > slack;
-}
-
-bool aq_is_full_with(const struct aq_share *share, uint64_t bytes) {
-  uint64_t limit = aq_share_limit(share);
-  uint64_t sum = sum_of(share);
-  return sum > limit || bytes > limit - sum;
-}
-
-uint64_t aq_headroom(const struct aq_share *share) {
-  uint64_t limit = aq_share_limit(share);
-  if (limit == UINT64_MAX)
-    return limit;
-  uint64_t sum = sum_of(share);
-  return sum < limit ? limit - sum : 0;
-}
-
 uint64_t aq_context_estimate(const struct aq_share *share) {
   return aq_word(&share->quota->context_estimate_bytes);
 }
 
 void aq_count_refusal(struct aq_share *share) {
   refused(share);
-}
-
-struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free) {
-  struct aq_view view = {aq_view_total(share, physical_total), physical_free, 0};
-  uint64_t limit = aq_share_limit(share);
-  uint64_t used = used_by_all(share);
-  view.used = lesser(used, view.total);
-  if (limit != UINT64_MAX)
-    view.free = lesser(used < limit ? limit - used : 0, physical_free);
-  return view;
 }

@@ -57,6 +57,10 @@ bool aq_free_begin(enum aq_thing thing, uint64_t key, struct aq_freed *freed);
 /* What came of it: the bytes go back only after the driver has freed them. */
 void aq_free_end(const struct aq_freed *freed, bool done);
 
+/* Managed memory that was given, or (modulo 2^64) taken back: for the agent, which cannot know how much of it
+ * is on the GPU. Freed memory on record is seen to. */
+AQ_RARE void aq_managed_change(struct aq_share *share, uint64_t bytes);
+
 /* A context: announced before it is made, at the quota's estimate. */
 bool aq_context_reserve(struct aq_share *share);
 void aq_context_cancel(struct aq_share *share);
@@ -103,7 +107,5 @@ uint64_t aq_context_estimate(const struct aq_share *share);
 void aq_count_refusal(struct aq_share *share);
 /* The size alone. */
 uint64_t aq_view_total(const struct aq_share *share, uint64_t physical_total);
-/* What one slot counts. */
-uint64_t aq_slot_charge(const struct aq_slot *slot, uint64_t context_estimate);
 
 #endif

@@ -121,12 +121,18 @@ uint64_t aq_budget_draw(struct aq_share *share, uint64_t cost_ns) {
                                         false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   granted(ledger, need, now);
   aq_purse_give(share, need);
+  __atomic_add_fetch(&aq_purses[share->index].drawn_ns, need, __ATOMIC_RELAXED);
   return 0;
 }
 
 bool aq_budget_holds(const struct aq_share *share) {
   uint64_t rate = aq_share_at(share->quota, aq_clock_ns());
   return rate > 0 && rate < AQ_FULL_MILLIPERCENT;
+}
+
+bool aq_budget_borrows(const struct aq_share *share) {
+  return load(&share->quota->lent_millipercent) > 0 && load(&share->quota->lent_until_ns) > aq_clock_ns() &&
+         load(&share->quota->cores_millipercent) < AQ_FULL_MILLIPERCENT;
 }
 
 void aq_budget_charge(struct aq_share *share, uint64_t ns) {
@@ -152,7 +158,8 @@ void aq_budget_pause(struct aq_share *share, uint64_t wait_ns) {
   __atomic_store_n(&share->ledger->last_launch_ns, now, __ATOMIC_RELAXED);
   __atomic_store_n(&share->ledger->waiting_until_ns, until, __ATOMIC_RELAXED);
   syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &wake, NULL);
-  __atomic_add_fetch(&share->ledger->throttled_ns, aq_clock_ns() - now, __ATOMIC_RELAXED);
+  if (aq_share_at(share->quota, now) < AQ_FULL_MILLIPERCENT)
+    __atomic_add_fetch(&share->ledger->throttled_ns, aq_clock_ns() - now, __ATOMIC_RELAXED);
   errno = saved;
 }
 

@@ -22,6 +22,7 @@
                                   */
 #define AQ_REFUND_NS 20000000ULL /* the purse holds this much after a refund */
 #define AQ_PIECE_NS  5000000ULL  /* slept at once: a change of the share is seen after it */
+#define AQ_LEAD_NS   20000000ULL /* launched on borrowed time and not done: its owner waits for that */
 
 /* --- pure --- */
 
@@ -46,6 +47,7 @@ static inline bool aq_share_is_paced(const struct aq_share *share) {
 /* What this process has drawn and not spent. */
 extern struct aq_purse {
   _Alignas(64) int64_t left_ns;
+  uint64_t drawn_ns; /* ever */
 } aq_purses[AQ_MAX_SHARES];
 
 /* Spends `cost_ns` of the purse; false: there is less in it. */
@@ -69,9 +71,12 @@ void aq_purse_refund(const struct aq_share *share, uint64_t ns);
 uint64_t aq_budget_draw(struct aq_share *share, uint64_t cost_ns);
 /* False: none of its launches is held now. */
 bool aq_budget_holds(const struct aq_share *share);
+/* True while it has more than its own, which somebody can come back to. */
+bool aq_budget_borrows(const struct aq_share *share);
 /* Spends what has been used already, without asking. */
 void aq_budget_charge(struct aq_share *share, uint64_t ns);
-/* Sleeps for `wait_ns`, AQ_PIECE_NS at most, and tells the agent so. No lock may be held. Keeps errno. */
+/* Sleeps for `wait_ns`, AQ_PIECE_NS at most, and tells the agent so; who has the whole GPU is not throttled
+ * by it. No lock may be held. Keeps errno. */
 AQ_RARE void aq_budget_pause(struct aq_share *share, uint64_t wait_ns);
 
 /* CLOCK_MONOTONIC, exact. */

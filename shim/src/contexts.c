@@ -16,6 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
   CUcontext context;
   struct aq_share *share;
+  unsigned uses; /* beyond the first */
 } made[MAX_CONTEXTS];
 static size_t made_count;
 
@@ -52,11 +53,24 @@ bool aq_contexts_add(CUcontext context, struct aq_share *share) {
   if (fits) {
     made[made_count].context = context;
     made[made_count].share = share;
+    made[made_count].uses = 0;
     made_count++;
     find_sole();
   }
   pthread_mutex_unlock(&lock);
   return fits;
+}
+
+bool aq_contexts_use(CUcontext context, int uses) {
+  bool changed = false;
+  pthread_mutex_lock(&lock);
+  for (size_t i = 0; i < made_count && !changed; i++)
+    if (made[i].context == context && (uses > 0 || made[i].uses > 0)) {
+      made[i].uses += (unsigned)uses;
+      changed = true;
+    }
+  pthread_mutex_unlock(&lock);
+  return changed;
 }
 
 struct aq_share *aq_contexts_remove(CUcontext context) {

@@ -12,6 +12,8 @@ enum { AQ_MAX_DEVICES = 64 };
 
 /* A context made by cuCtxCreate. False: more than we can remember. */
 bool aq_contexts_add(CUcontext context, struct aq_share *share);
+/* One use more (cuCtxAttach), or less. False: it has none beyond the first, or is not ours to count. */
+bool aq_contexts_use(CUcontext context, int uses);
 /* It is gone. The share to settle with; NULL if it was not ours to count. */
 struct aq_share *aq_contexts_remove(CUcontext context);
 

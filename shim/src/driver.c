@@ -33,7 +33,7 @@ struct search {
 const char *const aq_sonames[AQ_LIBRARIES] = {"libcuda.so.1", "libnvidia-ml.so.1"};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static unsigned long long loads_seen;
+AQ_EARLY static unsigned long long loads_seen;
 static struct {
   uintptr_t base; /* 0 = not seen */
   void *handle;
@@ -80,16 +80,16 @@ static bool take_over(const struct aq_image *image, enum aq_library library) {
   struct aq_redirect redirects[AQ_COUNT];
   size_t count = 0;
   for (int id = 0; id < AQ_COUNT; id++) {
-    const struct aq_entry *entry = &aq_entries[id];
-    ElfW(Sym) *symbol = entry->library == library ? aq_image_find(image, entry->name) : NULL;
+    const struct aq_entry entry = aq_entry(id);
+    ElfW(Sym) *symbol = entry.library == library ? aq_image_find(image, entry.name) : NULL;
     if (!symbol)
       continue;
     void *address = (void *)aq_image_address(image, symbol);
     __atomic_store_n(&aq_real_address[id], address, __ATOMIC_RELEASE);
-    if (!entry->hook)
+    if (!entry.hook)
       continue;
-    aq_hook_map_add(address, entry->hook);
-    redirects[count++] = (struct aq_redirect){symbol, entry->hook};
+    aq_hook_map_add(address, entry.hook);
+    redirects[count++] = (struct aq_redirect){symbol, entry.hook};
   }
   return aq_image_redirect(image, redirects, count);
 }
@@ -170,20 +170,22 @@ void aq_driver_neuter(void *handle) {
 }
 
 void *aq_resolve(enum aq_id id) {
+  enum aq_library library = aq_entry(id).library;
   aq_driver_scan();
-  if (!aq_real_address[id] && !drivers[aq_entries[id].library].base) {
-    aq_real_dlopen()(aq_sonames[aq_entries[id].library], RTLD_LAZY);
+  if (!aq_real_address[id] && !drivers[library].base) {
+    aq_real_dlopen()(aq_sonames[library], RTLD_LAZY);
     aq_driver_scan();
   }
   return __atomic_load_n(&aq_real_address[id], __ATOMIC_ACQUIRE);
 }
 
+/* The base name is what the symbol's begins with. */
 static const struct {
-  const char *base;
-  enum aq_id id;
+  uint16_t id;
+  uint8_t base_length;
   int version;
 } abis[] = {
-#define AQ_ABI(symbol, base, version) {#base, AQ_ID_##symbol, version},
+#define AQ_ABI(symbol, base, version) {AQ_ID_##symbol, sizeof(#base) - 1, version},
 #include "abis.def"
 #undef AQ_ABI
 };
@@ -202,11 +204,11 @@ static void *ask_driver(const char *base, int version, uint64_t flags) {
 /* Oldest first: a driver that lacks an ABI answers with the one before, which is known by then. */
 void aq_driver_learn(const char *name) {
   for (size_t i = 0; i < sizeof(abis) / sizeof(abis[0]); i++) {
-    const struct aq_entry *entry = &aq_entries[abis[i].id];
-    size_t length = strlen(entry->name);
-    if (strcmp(abis[i].base, name) != 0)
+    const struct aq_entry entry = aq_entry(abis[i].id);
+    size_t length = strlen(entry.name);
+    if (abis[i].base_length != strlen(name) || strncmp(entry.name, name, abis[i].base_length) != 0)
       continue;
-    bool per_thread = length > 5 && !strncmp(entry->name + length - 5, "_pt", 3);
+    bool per_thread = length > 5 && !strncmp(entry.name + length - 5, "_pt", 3);
     uint64_t flags =
         per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
     void *address = ask_driver(name, abis[i].version, flags);
@@ -215,7 +217,7 @@ void aq_driver_learn(const char *name) {
       void *none = NULL;
       __atomic_compare_exchange_n(&aq_real_address[abis[i].id], &none, address, false, __ATOMIC_RELEASE,
                                   __ATOMIC_RELAXED);
-      aq_hook_map_add(address, entry->hook);
+      aq_hook_map_add(address, entry.hook);
     }
     pthread_mutex_unlock(&lock);
   }
@@ -226,8 +228,8 @@ void *aq_hook_of_unwritable(const void *handle, const char *name) {
     if (!drivers[library].unwritable || drivers[library].handle != handle)
       continue;
     for (int id = 0; id < AQ_COUNT; id++)
-      if (aq_real_address[id] && strcmp(aq_entries[id].name, name) == 0)
-        return aq_entries[id].hook;
+      if (aq_real_address[id] && strcmp(aq_entry(id).name, name) == 0)
+        return aq_entry(id).hook;
   }
   return NULL;
 }

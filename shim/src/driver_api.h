@@ -48,6 +48,7 @@ CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int c
 CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice dev);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxAttach(CUcontext *context, unsigned int flags);
 CUresult cuCtxDetach(CUcontext context);
 CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev);
 CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev);

@@ -58,7 +58,7 @@ static const ElfW(Dyn) * dynamic_of(const struct aq_image *image, size_t *count)
 }
 
 bool aq_image_read(struct aq_image *image, uintptr_t base, const ElfW(Phdr) * phdr, size_t phdr_count) {
-  size_t count;
+  size_t count = 0;
   *image = (struct aq_image){.base = base, .phdr = phdr, .phdr_count = phdr_count, .soname = UINT64_MAX};
   const ElfW(Dyn) *entry = dynamic_of(image, &count);
   for (; entry && count > 0 && entry->d_tag != DT_NULL; entry++, count--) {

@@ -25,5 +25,22 @@
 #define AQ_USED(library, symbol) .set aq_index, aq_index + 1
 #define AQ_GATE(library, symbol) GATE symbol
 #include "hooks.def"
+#undef AQ_HOOK
+#undef AQ_USED
+#undef AQ_GATE
+
+/* Where each hook is, from here: 0 for what is not hooked. Addresses would be several hundred relocations in
+ * each process that starts. */
+        .section .rodata
+        .p2align 2
+        .globl  aq_hook_offsets
+        .hidden aq_hook_offsets
+        .type   aq_hook_offsets, %object
+aq_hook_offsets:
+#define AQ_HOOK(library, symbol) .long symbol - aq_hook_offsets
+#define AQ_GATE                  AQ_HOOK
+#define AQ_USED(library, symbol) .long 0
+#include "hooks.def"
+        .size   aq_hook_offsets, . - aq_hook_offsets
 
         .section .note.GNU-stack, "", %progbits

@@ -228,10 +228,25 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
   return destroyed(AQ_REAL(cuCtxDestroy_v2)(context), context, parting);
 }
 
-/* Ends the context: cuCtxAttach, which would keep it, is refused. */
+CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
+  if (!AQ_REAL(cuCtxAttach))
+    return CUDA_ERROR_NOT_SUPPORTED;
+  CUresult result = AQ_REAL(cuCtxAttach)(context, flags);
+  if (result == CUDA_SUCCESS && aq_depth == 0)
+    aq_contexts_use(*context, 1);
+  return result;
+}
+
+/* Ends the context, unless it was attached to. */
 CUresult cuCtxDetach(CUcontext context) {
   if (!AQ_REAL(cuCtxDetach))
     return CUDA_ERROR_NOT_SUPPORTED;
+  if (aq_depth == 0 && aq_contexts_use(context, -1)) {
+    CUresult result = AQ_REAL(cuCtxDetach)(context);
+    if (result != CUDA_SUCCESS)
+      aq_contexts_use(context, 1);
+    return result;
+  }
   struct parting parting = leave(context);
   return destroyed(AQ_REAL(cuCtxDetach)(context), context, parting);
 }

@@ -46,13 +46,13 @@ static uint32_t name_place(const char *name, size_t length) {
 
 static void fill_names(void) {
   for (int id = 0; id < AQ_COUNT; id++) {
-    const char *name = aq_entries[id].name;
-    if (!aq_entries[id].hook)
+    const struct aq_entry entry = aq_entry(id);
+    if (!entry.hook)
       continue;
-    uint32_t place = name_place(name, base_length(name)) % NAME_PLACES;
+    uint32_t place = name_place(entry.name, base_length(entry.name)) % NAME_PLACES;
     while (names[place])
       place = (place + 1) % NAME_PLACES;
-    names[place] = name;
+    names[place] = entry.name;
   }
   __atomic_store_n(&names_ready, true, __ATOMIC_RELEASE);
 }

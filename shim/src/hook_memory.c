@@ -56,11 +56,11 @@ AQ_RARE static CUresult undo(CUdeviceptr pointer) {
 }
 
 /* ... and afterwards. Memory that cannot be put on record is given back. */
-static CUresult settle(CUresult result, const struct aq_here *here, const struct aq_charge *charge,
-                       CUdeviceptr pointer) {
+static inline CUresult settle(CUresult result, const struct aq_here *here, const struct aq_charge *charge,
+                              CUdeviceptr pointer, bool managed) {
   if (!charge->share)
     return result == CUDA_SUCCESS ? undo(pointer) : result;
-  struct aq_record record = {.thing = AQ_POINTER, .key = pointer, .context = here->context};
+  struct aq_record record = {.thing = AQ_POINTER, .key = pointer, .context = here->context, .count = managed};
   if (result == CUDA_SUCCESS && aq_commit(charge, &record))
     return CUDA_SUCCESS;
   if (result == CUDA_SUCCESS)
@@ -83,7 +83,7 @@ AQ_HOT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   aq_depth++;
   result = AQ_REAL(cuMemAlloc_v2)(&pointer, bytes);
   aq_depth--;
-  result = settle(result, &here, &charge, pointer);
+  result = settle(result, &here, &charge, pointer, false);
   if (result == CUDA_SUCCESS)
     *dptr = pointer;
   return result;
@@ -103,7 +103,7 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytes) {
   aq_depth++;
   result = AQ_REAL(cuMemAlloc)(&pointer, bytes);
   aq_depth--;
-  result = settle(result, &here, &charge, pointer);
+  result = settle(result, &here, &charge, pointer, false);
   if (result == CUDA_SUCCESS)
     *dptr = pointer;
   return result;
@@ -123,10 +123,12 @@ CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flags) 
   aq_depth++;
   result = AQ_REAL(cuMemAllocManaged)(&pointer, bytes, flags);
   aq_depth--;
-  result = settle(result, &here, &charge, pointer);
-  if (result == CUDA_SUCCESS)
-    *dptr = pointer;
-  return result;
+  result = settle(result, &here, &charge, pointer, true);
+  if (result != CUDA_SUCCESS)
+    return result;
+  aq_managed_change(charge.share, charge.bytes);
+  *dptr = pointer;
+  return CUDA_SUCCESS;
 }
 
 /* Rows are padded by the driver: the charge follows what it answers. */
@@ -154,7 +156,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size
   result = AQ_REAL(cuMemAllocPitch_v2)(&pointer, &row, width, height, element);
   aq_depth--;
   result = correct_pitch(result, &charge, pointer, row, height);
-  result = settle(result, &here, &charge, pointer);
+  result = settle(result, &here, &charge, pointer, false);
   if (result != CUDA_SUCCESS)
     return result;
   *dptr = pointer;
@@ -179,7 +181,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned int
   result = AQ_REAL(cuMemAllocPitch)(&pointer, &row, width, height, element);
   aq_depth--;
   result = correct_pitch(result, &charge, pointer, row, height);
-  result = settle(result, &here, &charge, pointer);
+  result = settle(result, &here, &charge, pointer, false);
   if (result != CUDA_SUCCESS)
     return result;
   *dptr = pointer;

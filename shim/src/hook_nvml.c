@@ -35,24 +35,25 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   return may_start() ? AQ_REAL(nvmlInitWithFlags)(flags) : NVML_ERROR_NO_PERMISSION;
 }
 
-static nvmlReturn_t shared_memory(nvmlReturn_t result, nvmlDevice_t device, nvmlMemory_t *now,
+static nvmlReturn_t shared_memory(nvmlReturn_t result, nvmlDevice_t device, const nvmlMemory_t *now,
                                   nvmlMemory_t *memory) {
   if (result != NVML_SUCCESS)
     return result;
   struct aq_share *share = aq_nvml_share(device);
   if (!share)
     return NVML_ERROR_NO_PERMISSION;
-  if (aq_share_is_limited(share)) {
-    struct aq_view view = aq_view(share, now->total, now->free);
-    now->total = view.total;
-    now->free = view.free;
-    now->used = view.used;
+  if (!aq_share_is_limited(share)) {
+    *memory = *now;
+    return NVML_SUCCESS;
   }
-  *memory = *now;
+  struct aq_view view = aq_view(share, now->total, now->free);
+  memory->total = view.total;
+  memory->free = view.free;
+  memory->used = view.used;
   return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+AQ_HOT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
   nvmlMemory_t now;
   if (!AQ_REAL(nvmlDeviceGetMemoryInfo))
     return NVML_ERROR_NOT_SUPPORTED;
@@ -71,7 +72,7 @@ nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, n
                        memory);
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
+AQ_HOT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
   nvmlMemory_v2_t now;
   if (!AQ_REAL(nvmlDeviceGetMemoryInfo_v2))
     return NVML_ERROR_NOT_SUPPORTED;

@@ -12,7 +12,8 @@
 #include "state.h"
 #include "streams.h"
 
-/* How one ABI allocates. */
+/* How one ABI allocates. Handed on as it is: with its address known elsewhere it would have to stand in
+ * memory. */
 struct way {
   __typeof__(cuMemAllocAsync) *current;      /* from the device's pool */
   __typeof__(cuMemAllocFromPoolAsync) *from; /* from `pool` */
@@ -21,45 +22,56 @@ struct way {
   bool per_thread;
 };
 
-static CUresult ask_driver(const struct way *way, CUdeviceptr *dptr, size_t bytes) {
-  return way->from ? way->from(dptr, bytes, way->pool, way->stream) : way->current(dptr, bytes, way->stream);
+static inline CUresult ask_driver(struct way way, CUdeviceptr *dptr, size_t bytes) {
+  return way.from ? way.from(dptr, bytes, way.pool, way.stream) : way.current(dptr, bytes, way.stream);
+}
+
+/* -1: the driver has an error of its own. */
+AQ_RARE static CUdevice stream_device(CUstream stream) {
+  CUdevice device = -1;
+  struct aq_own_calls calls = aq_own_calls_begin();
+  CUresult result = aq_stream_device(stream, &device);
+  aq_own_calls_end(&calls);
+  return result == CUDA_SUCCESS ? device : -1;
 }
 
 /* The pool that pays. NULL without an error: nobody does, or the driver has an error of its own. */
-static CUresult find_pool(const struct way *way, struct aq_pool **pool) {
+static inline CUresult find_pool(struct way way, struct aq_pool **pool) {
   CUdevice device = aq_sole_device();
-  if (way->from)
-    *pool = aq_pool_find(way->pool);
+  if (way.from)
+    *pool = aq_pool_find(way.pool);
   if (*pool)
     return CUDA_SUCCESS;
-  if (device < 0) {
-    struct aq_own_calls calls = aq_own_calls_begin();
-    CUresult result = aq_stream_device(way->stream, &device);
-    aq_own_calls_end(&calls);
-    if (result != CUDA_SUCCESS)
+  if (AQ_SELDOM(device < 0)) {
+    device = stream_device(way.stream);
+    if (device < 0)
       return CUDA_SUCCESS;
   }
-  if (!aq_device_share(device))
+  if (AQ_SELDOM(!aq_device_share(device)))
     return CUDA_ERROR_NOT_PERMITTED;
   /* A pool that we have not seen come: the stream's device pays. */
-  *pool = way->from ? aq_pool_learn(way->pool, aq_device_share(device)) : aq_pool_current(device);
+  *pool = way.from ? aq_pool_learn(way.pool, aq_device_share(device)) : aq_pool_current(device);
   return CUDA_SUCCESS;
 }
 
 /* Back with what the pool must not keep. */
-AQ_RARE static CUresult undo(const struct way *way, const struct aq_pool_ask *ask, CUdeviceptr pointer) {
+AQ_RARE static CUresult undo(struct way way, struct aq_pool_ask ask, CUdeviceptr pointer) {
   __typeof__(cuMemFreeAsync) *release =
-      way->per_thread ? AQ_REAL(cuMemFreeAsync_ptsz) : AQ_REAL(cuMemFreeAsync);
+      way.per_thread ? AQ_REAL(cuMemFreeAsync_ptsz) : AQ_REAL(cuMemFreeAsync);
   struct aq_own_calls calls = aq_own_calls_begin();
   if (release)
-    release(pointer, way->stream);
+    release(pointer, way.stream);
   aq_own_calls_end(&calls);
-  aq_pool_undone(ask);
+  aq_pool_undone(&ask);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult allocate(const struct way *way, struct aq_pool *pool, unsigned choices, CUdeviceptr *dptr,
-                         size_t bytes) {
+AQ_RARE static void cancel(struct aq_pool_ask ask) {
+  aq_pool_cancel(&ask);
+}
+
+static inline CUresult allocate(struct way way, struct aq_pool *pool, unsigned choices, CUdeviceptr *dptr,
+                                size_t bytes) {
   struct aq_pool_ask ask;
   CUdeviceptr pointer = 0;
   if (!aq_pool_enter(pool, bytes, &ask))
@@ -67,57 +79,58 @@ static CUresult allocate(const struct way *way, struct aq_pool *pool, unsigned c
   aq_depth++;
   CUresult result = ask_driver(way, &pointer, bytes);
   aq_depth--;
-  if (result != CUDA_SUCCESS) {
-    aq_pool_cancel(&ask);
+  if (AQ_SELDOM(result != CUDA_SUCCESS)) {
+    cancel(ask);
     return result;
   }
-  if (choices != aq_pool_choices())
+  bool kept = aq_pool_leave(&ask, pointer);
+  if (AQ_SELDOM(choices != aq_pool_choices()))
     aq_pools_refresh();
-  if (!aq_pool_leave(&ask, pointer))
-    return undo(way, &ask, pointer);
+  if (AQ_SELDOM(!kept))
+    return undo(way, ask, pointer);
   *dptr = pointer;
   return CUDA_SUCCESS;
 }
 
 /* Under capture memory appears when the graph is launched. */
-static CUresult take(const struct way *way, CUdeviceptr *dptr, size_t bytes) {
+static inline CUresult take(struct way way, CUdeviceptr *dptr, size_t bytes) {
   struct aq_pool *pool = NULL;
-  if (aq_depth > 0 || !dptr || bytes == 0)
+  if (AQ_SELDOM(aq_depth > 0 || !dptr || bytes == 0))
     return ask_driver(way, dptr, bytes);
-  if (aq_is_captured(way->stream, way->per_thread)) {
+  if (AQ_SELDOM(aq_is_captured(way.stream, way.per_thread))) {
     aq_graphs_allocate();
     return ask_driver(way, dptr, bytes);
   }
-  if (!aq_is_ready())
+  if (AQ_SELDOM(!aq_is_ready()))
     return CUDA_ERROR_NOT_INITIALIZED;
   unsigned choices = aq_pool_choices();
   CUresult result = find_pool(way, &pool);
-  if (result != CUDA_SUCCESS)
+  if (AQ_SELDOM(result != CUDA_SUCCESS))
     return result;
-  if (!pool || !aq_pool_payer(pool))
+  if (AQ_SELDOM(!pool || !aq_pool_payer(pool)))
     return ask_driver(way, dptr, bytes);
   return allocate(way, pool, choices, dptr, bytes);
 }
 
 AQ_HOT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
   struct way way = {.current = AQ_REAL(cuMemAllocAsync), .stream = stream};
-  return way.current ? take(&way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
+  return way.current ? take(way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 AQ_HOT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
   struct way way = {.current = AQ_REAL(cuMemAllocAsync_ptsz), .stream = stream, .per_thread = true};
-  return way.current ? take(&way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
+  return way.current ? take(way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream) {
   struct way way = {.from = AQ_REAL(cuMemAllocFromPoolAsync), .pool = pool, .stream = stream};
-  return way.from ? take(&way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
+  return way.from ? take(way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream) {
   struct way way = {
       .from = AQ_REAL(cuMemAllocFromPoolAsync_ptsz), .pool = pool, .stream = stream, .per_thread = true};
-  return way.from ? take(&way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
+  return way.from ? take(way, dptr, bytes) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 /* --- pools --- */

@@ -7,7 +7,7 @@
 #include "leaving.h"
 #include "state.h"
 
-CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+AQ_HOT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
   struct aq_here here;
   size_t free_now = 0;
   size_t total_now = 0;

@@ -10,8 +10,6 @@
 #include "nvml_api.h"
 
 enum aq_library { AQ_CUDA, AQ_NVML, AQ_LIBRARIES };
-enum aq_kind { AQ_KIND_HOOK, AQ_KIND_GATE, AQ_KIND_USED };
-
 enum aq_id {
 #define AQ_HOOK(library, symbol) AQ_ID_##symbol,
 #define AQ_GATE                  AQ_HOOK
@@ -25,12 +23,11 @@ enum aq_id {
 
 struct aq_entry {
   const char *name;
-  void *hook; /* our function; NULL for AQ_KIND_USED */
+  void *hook; /* our function; NULL: we only call the driver's */
   enum aq_library library;
-  enum aq_kind kind;
 };
 
-extern const struct aq_entry aq_entries[AQ_COUNT];
+struct aq_entry aq_entry(enum aq_id id);
 
 /* Filled when the driver is first seen, before its table is rewritten; never changed again. */
 extern void *aq_real_address[AQ_COUNT];

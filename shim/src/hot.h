@@ -8,4 +8,11 @@
 #define AQ_HOT  __attribute__((flatten, hot))
 #define AQ_RARE __attribute__((noinline, cold))
 
+/* What is so in a hook that programs call all the time: it lies straight ahead there. */
+#define AQ_USUALLY(condition) __builtin_expect(!!(condition), 1)
+#define AQ_SELDOM(condition)  __builtin_expect(!!(condition), 0)
+
+/* What every program writes at its start lies in the page that ld.so has written to, and takes no other. */
+#define AQ_EARLY __attribute__((section(".data")))
+
 #endif

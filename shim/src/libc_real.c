@@ -9,6 +9,8 @@
 #include <gnu/libc-version.h>
 #include <stdbool.h>
 
+#include "hot.h"
+
 #if defined(__x86_64__)
 #define OLD_VERSION         "GLIBC_2.2.5"
 #define OLD_VERSION_DLMOPEN "GLIBC_2.3.4"
@@ -20,7 +22,7 @@
 enum { DLSYM, DLOPEN, DLMOPEN };
 enum { FIRST_MINOR_IN_LIBC = 34 };
 
-static void *found[3];
+AQ_EARLY static void *found[3];
 
 /* No atoi: see lookup.c. */
 static int minor_of(const char *digits) {

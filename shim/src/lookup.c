@@ -113,8 +113,5 @@ struct aq_way aq_dlmopen_enter(Lmid_t space, const char *file, int mode) {
 /* If the program is linked against the driver, it is mapped by now. Nothing else is done
  * before the first call of CUDA or NVML. */
 __attribute__((constructor)) static void start(void) {
-  aq_real_dlsym();
-  aq_real_dlopen();
-  aq_real_dlmopen();
   aq_driver_scan();
 }

@@ -13,6 +13,7 @@
 #include "hooks.h"
 #include "identity.h"
 #include "slot.h"
+#include "sums.h"
 
 /* Inode of the first pid namespace (PROC_PID_INIT_INO of the kernel), where all pids are host pids. */
 #define FIRST_PIDNS 0xEFFFFFFCU
@@ -34,7 +35,7 @@ void aq_processes_read(struct aq_share *share, struct aq_processes *all) {
     /* Until NVML was asked, `named` is the host pid as the agent found it. */
     uint64_t host_pid = self.pidns_inode == FIRST_PIDNS ? pid : aq_word(&slot->host_pid);
     all->of[all->count++] =
-        (struct aq_process){(unsigned)pid, (unsigned)host_pid, aq_slot_charge(slot, estimate)};
+        (struct aq_process){(unsigned)pid, (unsigned)host_pid, aq_charge_of(slot, estimate)};
   }
 }
 

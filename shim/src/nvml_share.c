@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Handles are looked up once by UUID and remembered in a table, which is read without a lock: a reader
- * that finds `version` odd or changed asks again under the lock. This is never held across a call of NVML.
+ * that finds the version odd or changed asks again under the lock. This is never held across a call of NVML.
  */
 #include "nvml_share.h"
 
@@ -13,13 +13,17 @@
 
 enum { PLACES = 64 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t version; /* odd while the table changes */
-static size_t known_count;
-static struct {
+struct place {
   nvmlDevice_t device;
   struct aq_share *share;
-} known[PLACES];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+  _Alignas(64) uint64_t version; /* odd while the table changes */
+  size_t count;
+  struct place known[PLACES];
+} table;
 
 static int digit(char c) {
   if (c >= '0' && c <= '9')
@@ -55,65 +59,72 @@ static struct aq_share *ask(nvmlDevice_t device) {
 }
 
 static struct aq_share *find(nvmlDevice_t device) {
-  size_t count = __atomic_load_n(&known_count, __ATOMIC_ACQUIRE);
+  size_t count = __atomic_load_n(&table.count, __ATOMIC_ACQUIRE);
   for (size_t i = 0; i < count; i++)
-    if (__atomic_load_n(&known[i].device, __ATOMIC_ACQUIRE) == device)
-      return __atomic_load_n(&known[i].share, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&table.known[i].device, __ATOMIC_ACQUIRE) == device)
+      return __atomic_load_n(&table.known[i].share, __ATOMIC_ACQUIRE);
   return NULL;
 }
 
 /* Under the lock, around each change; what changes is stored with release, and so seen after it. */
 static void begin_change(void) {
-  __atomic_store_n(&version, version + 1, __ATOMIC_RELAXED);
+  __atomic_store_n(&table.version, table.version + 1, __ATOMIC_RELAXED);
 }
 
 static void end_change(void) {
-  __atomic_store_n(&version, version + 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&table.version, table.version + 1, __ATOMIC_RELEASE);
 }
 
-static struct aq_share *remembered(nvmlDevice_t device) {
-  uint64_t before = __atomic_load_n(&version, __ATOMIC_ACQUIRE);
-  struct aq_share *share = find(device);
-  if (before % 2 == 0 && __atomic_load_n(&version, __ATOMIC_RELAXED) == before)
-    return share;
+AQ_RARE static struct aq_share *find_locked(nvmlDevice_t device) {
   pthread_mutex_lock(&lock);
-  share = find(device);
+  struct aq_share *share = find(device);
   pthread_mutex_unlock(&lock);
   return share;
 }
 
+static struct aq_share *remembered(nvmlDevice_t device) {
+  uint64_t before = __atomic_load_n(&table.version, __ATOMIC_ACQUIRE);
+  struct aq_share *share = find(device);
+  if (before % 2 == 0 && __atomic_load_n(&table.version, __ATOMIC_RELAXED) == before)
+    return share;
+  return find_locked(device);
+}
+
 static void remember(nvmlDevice_t device, struct aq_share *share) {
   pthread_mutex_lock(&lock);
-  if (known_count < PLACES && !find(device)) {
+  if (table.count < PLACES && !find(device)) {
     begin_change();
-    __atomic_store_n(&known[known_count].device, device, __ATOMIC_RELEASE);
-    __atomic_store_n(&known[known_count].share, share, __ATOMIC_RELEASE);
-    __atomic_store_n(&known_count, known_count + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&table.known[table.count].device, device, __ATOMIC_RELEASE);
+    __atomic_store_n(&table.known[table.count].share, share, __ATOMIC_RELEASE);
+    __atomic_store_n(&table.count, table.count + 1, __ATOMIC_RELEASE);
     end_change();
   }
   pthread_mutex_unlock(&lock);
 }
 
-struct aq_share *aq_nvml_share(nvmlDevice_t device) {
-  struct aq_share *share = remembered(device);
-  if (share || !aq_attach()) /* a forked child has let go of all shares */
-    return share;
-  share = ask(device);
+/* A forked child has let go of all shares. */
+AQ_RARE static struct aq_share *ask_and_remember(nvmlDevice_t device) {
+  struct aq_share *share = aq_attach() ? ask(device) : NULL;
   if (share)
     remember(device, share);
   return share;
 }
 
+struct aq_share *aq_nvml_share(nvmlDevice_t device) {
+  struct aq_share *share = remembered(device);
+  return share ? share : ask_and_remember(device);
+}
+
 void aq_nvml_share_reset(void) {
   pthread_mutex_lock(&lock);
   begin_change();
-  __atomic_store_n(&known_count, 0, __ATOMIC_RELEASE);
+  __atomic_store_n(&table.count, 0, __ATOMIC_RELEASE);
   end_change();
   pthread_mutex_unlock(&lock);
 }
 
 void aq_nvml_share_reset_in_child(void) {
-  known_count = 0;
-  version = 0;
+  table.count = 0;
+  table.version = 0;
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -148,23 +148,27 @@ struct aq_pool *aq_pool_learn_located(CUmemoryPool handle, const CUmemLocation *
   return aq_pool_learn(handle, share);
 }
 
-struct aq_pool *aq_pool_current(CUdevice device) {
-  struct aq_pool *pool = __atomic_load_n(&current[device], __ATOMIC_ACQUIRE);
+AQ_RARE static struct aq_pool *ask_current(CUdevice device) {
   unsigned before = aq_pool_choices();
   CUmemoryPool handle = NULL;
-  if (pool || !AQ_REAL(cuDeviceGetMemPool))
-    return pool;
+  if (!AQ_REAL(cuDeviceGetMemPool))
+    return NULL;
   struct aq_own_calls calls = aq_own_calls_begin();
   CUresult result = AQ_REAL(cuDeviceGetMemPool)(&handle, device);
   aq_own_calls_end(&calls);
   if (result != CUDA_SUCCESS || !handle)
     return NULL;
-  pool = aq_pool_learn(handle, aq_device_share(device));
+  struct aq_pool *pool = aq_pool_learn(handle, aq_device_share(device));
   pthread_mutex_lock(&table_lock);
   if (before == choices) /* what the driver said still holds */
     __atomic_store_n(&current[device], pool, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&table_lock);
   return pool;
+}
+
+struct aq_pool *aq_pool_current(CUdevice device) {
+  struct aq_pool *pool = __atomic_load_n(&current[device], __ATOMIC_ACQUIRE);
+  return pool ? pool : ask_current(device);
 }
 
 void aq_pool_forget_current(void) {

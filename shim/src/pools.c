@@ -18,7 +18,7 @@
 #include "pool_book.h"
 #include "state.h"
 
-enum { SPINS = 200, NEAR = 32 };
+enum { SPINS = 200, NEAR = 32, UNASKED = 16, SIZE_BITS = 24, ADDRESS_BITS = 49 };
 
 #define GRAIN      512ULL
 #define LEAST_STEP (2ULL << 20)
@@ -65,6 +65,45 @@ void aq_pool_trim(struct aq_pool *pool) {
   aq_pool_let_go(pool);
 }
 
+/* --- what it has memory for ---
+ *
+ * Most allocations get an address that was in use before. The pool cannot have grown for one that lies where
+ * it had memory at a reading, and still has, and the driver need not be asked. Memory that it has given back
+ * since must not be taken for such: whoever reads forgets all first, so that an allocation which made the
+ * pool grow either finds nothing here, or was made before the reading. The driver gives memory back at
+ * synchronisations, which are followed by a reading; in case it does more than it says, it is asked now and
+ * then all the same. */
+
+static inline uint64_t *known_place(struct aq_pool *pool, CUdeviceptr pointer) {
+  return &pool->known[(pointer / GRAIN ^ pointer / LEAST_STEP) % AQ_POOL_KNOWN];
+}
+
+static inline bool is_known(struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes) {
+  uint64_t known = __atomic_load_n(known_place(pool, pointer), __ATOMIC_SEQ_CST);
+  return pointer && known >> SIZE_BITS == pointer / GRAIN && pointer % GRAIN == 0 &&
+         known % (1ULL << SIZE_BITS) >= bytes / GRAIN;
+}
+
+/* Live memory that was there at the newest reading, or has been entered since. */
+static void note_known(struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes) {
+  uint64_t grains = bytes / GRAIN;
+  if (pointer % GRAIN == 0 && pointer >> ADDRESS_BITS == 0 && grains < 1ULL << SIZE_BITS)
+    __atomic_store_n(known_place(pool, pointer), pointer / GRAIN << SIZE_BITS | grains, __ATOMIC_SEQ_CST);
+}
+
+static void forget_known(struct aq_pool *pool) {
+  for (int i = 0; i < AQ_POOL_KNOWN; i++)
+    __atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+/* Counted loosely: two threads may count one. */
+static bool is_due(struct aq_pool *pool) {
+  uint32_t unasked = __atomic_load_n(&pool->unasked, __ATOMIC_RELAXED);
+  __atomic_store_n(&pool->unasked, unasked + 1, __ATOMIC_RELAXED);
+  return unasked % UNASKED == 0;
+}
+
 /* --- the charge --- */
 
 /* Under the lock. False: it has grown past what was announced, and the share with it. */
@@ -101,6 +140,8 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool stric
   uint64_t reserved = 0;
   uint64_t ticket = __atomic_add_fetch(&pool->tickets, 1, __ATOMIC_SEQ_CST);
   bool held = aq_pool_hold(pool);
+  if (held)
+    forget_known(pool);
   bool known = held && pool->share && read_reserved(pool, &reserved);
   bool fits = true;
   lock(pool);
@@ -134,9 +175,13 @@ static void learn_step(struct aq_pool *pool, uint64_t bytes, uint64_t grown) {
   __atomic_store_n(&pool->step_is_known, round_up(bytes, step / 2) < grown, __ATOMIC_RELAXED);
 }
 
-static uint64_t growth(const struct aq_pool *pool, uint64_t bytes) {
+static uint64_t step_of(const struct aq_pool *pool) {
   uint64_t step = __atomic_load_n(&pool->step, __ATOMIC_RELAXED);
-  return round_up(bytes, step ? step : USUAL_STEP);
+  return step ? step : USUAL_STEP;
+}
+
+static uint64_t growth(const struct aq_pool *pool, uint64_t bytes) {
+  return round_up(bytes, step_of(pool));
 }
 
 /* True if the pool need not grow, by the sizes alone: what is reserved may be in pieces. */
@@ -175,7 +220,7 @@ static bool take_right(struct aq_pool_ask *ask) {
  * the call is made all the same if the sizes say that it needs none, or if nobody knows yet by how
  * much the pool grows: by one thread of all processes at a time, so that the limit is passed by one
  * step at most, until that is corrected. */
-AQ_RARE static bool announce(struct aq_pool_ask *ask) {
+static bool announce(struct aq_pool_ask *ask) {
   struct aq_pool *pool = ask->pool;
   uint64_t wanted = growth(pool, ask->bytes);
   struct aq_charge charge;
@@ -207,20 +252,30 @@ AQ_RARE static bool announce(struct aq_pool_ask *ask) {
   return false;
 }
 
+/* For a caller whose ask then need not stand in memory, as no other function knows its address. Without a
+ * pool: refused. */
+AQ_RARE static struct aq_pool_ask announced(struct aq_pool_ask ask) {
+  if (!announce(&ask))
+    ask.pool = NULL;
+  return ask;
+}
+
 /* Far from the limit nothing is announced for what needs no growth. */
 bool aq_pool_enter(struct aq_pool *pool, uint64_t bytes, struct aq_pool_ask *ask) {
-  bytes = aq_pool_kind_of(pool) == GRAPH_POOL ? round_up(bytes, LEAST_STEP) : round_up(bytes, GRAIN);
-  *ask = (struct aq_pool_ask){.pool = pool, .bytes = bytes};
-  if (aq_pool_kind_of(pool) == GRAPH_POOL && bytes == 0)
-    return true;
-  if (aq_pool_kind_of(pool) != GRAPH_POOL) {
-    uint64_t used = __atomic_add_fetch(&pool->used, bytes, __ATOMIC_SEQ_CST);
-    if (seems_enough(pool, used) && aq_headroom(pool->share) / NEAR >= growth(pool, bytes))
-      return true;
+  bool graph = aq_pool_kind_of(pool) == GRAPH_POOL;
+  *ask = (struct aq_pool_ask){.pool = pool, .bytes = round_up(bytes, graph ? LEAST_STEP : GRAIN)};
+  if (AQ_SELDOM(graph)) {
+    if (bytes != 0)
+      *ask = announced(*ask);
+    return ask->pool != NULL;
   }
-  if (announce(ask))
+  uint64_t used = __atomic_add_fetch(&pool->used, ask->bytes, __ATOMIC_SEQ_CST);
+  if (AQ_USUALLY(seems_enough(pool, used) && aq_headroom(pool->share) / NEAR >= ask->bytes + step_of(pool)))
     return true;
-  forget_use(ask);
+  *ask = announced(*ask);
+  if (ask->pool)
+    return true;
+  __atomic_sub_fetch(&pool->used, round_up(bytes, GRAIN), __ATOMIC_SEQ_CST);
   return false;
 }
 
@@ -259,33 +314,40 @@ void aq_pool_cancel(const struct aq_pool_ask *ask) {
 }
 
 /* The usual case: nothing was announced, nothing has grown. */
-static bool stands_still(const struct aq_pool_ask *ask) {
+static bool stands_still(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   uint64_t reserved;
-  return !ask->reserved && !ask->right && read_reserved(ask->pool, &reserved) &&
-         reserved == __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE);
+  if (AQ_SELDOM(ask->reserved || ask->right))
+    return false;
+  if (AQ_USUALLY(is_known(ask->pool, pointer, ask->bytes) && !is_due(ask->pool)))
+    return true;
+  if (!read_reserved(ask->pool, &reserved) ||
+      reserved != __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE))
+    return false;
+  note_known(ask->pool, pointer, ask->bytes);
+  return true;
 }
 
-AQ_RARE static bool settle_growth(const struct aq_pool_ask *ask) {
-  struct aq_pool *pool = ask->pool;
-  struct aq_charge charge = announced_by(ask);
+AQ_RARE static bool settle_growth(struct aq_pool_ask ask) {
+  struct aq_pool *pool = ask.pool;
+  struct aq_charge charge = announced_by(&ask);
   uint64_t before = __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
-  bool fits = settle(pool, &charge, ask->right != 0);
+  bool fits = settle(pool, &charge, ask.right != 0);
   uint64_t after = __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
-  if (ask->reserved && after > before)
-    learn_step(pool, ask->bytes, after - before);
+  if (ask.reserved && after > before)
+    learn_step(pool, ask.bytes, after - before);
   if (!fits) { /* unused room, of no use to this allocation, may make up for it */
     aq_pool_trim(pool);
     aq_pool_refresh(pool);
-    fits = !aq_is_over(pool->share, ask->right ? 0 : __atomic_load_n(&pool->announced, __ATOMIC_ACQUIRE));
+    fits = !aq_is_over(pool->share, ask.right ? 0 : __atomic_load_n(&pool->announced, __ATOMIC_ACQUIRE));
   }
   if (fits)
-    aq_overdraft_give(pool->share, ask->right);
+    aq_overdraft_give(pool->share, ask.right);
   return fits;
 }
 
 bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   rely_no_more(ask);
-  if (!stands_still(ask) && !settle_growth(ask)) {
+  if (!stands_still(ask, pointer) && !settle_growth(*ask)) {
     aq_count_refusal(ask->pool->share);
     return false;
   }

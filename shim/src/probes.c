@@ -28,12 +28,16 @@ struct aq_probe {
   struct aq_price *price;
   uint64_t key;
   uint64_t began_ns; /* when the program was about to launch */
-  float gap_ms;      /* the stream was idle: the GPU waited this long for the launch */
+  uint64_t drawn_ns; /* what it had drawn then */
+  bool given_up;
+  float gap_ms; /* the stream was idle: the GPU waited this long for the launch */
 };
 
 static struct aq_probe probes[PROBES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned pending;
+static uint64_t seen_ns[AQ_MAX_SHARES]; /* drawn when the last measurement began */
+static bool stalled;                    /* nothing has come to its end since somebody gave up */
 
 static bool can_measure(void) {
   return AQ_REAL(cuEventCreate) && AQ_REAL(cuEventDestroy_v2) && AQ_REAL(cuEventRecord) &&
@@ -137,6 +141,10 @@ static struct aq_probe *begin(CUstream stream, bool per_thread) {
   return NULL;
 }
 
+static uint64_t drawn(const struct aq_share *share) {
+  return __atomic_load_n(&aq_purses[share->index].drawn_ns, __ATOMIC_RELAXED);
+}
+
 struct aq_probe *aq_probe_begin(struct aq_share *share, struct aq_price *price, uint64_t key, CUstream stream,
                                 bool per_thread) {
   bool legacy =
@@ -152,6 +160,9 @@ struct aq_probe *aq_probe_begin(struct aq_share *share, struct aq_price *price, 
   probe->price = price;
   probe->key = key;
   aq_price_pending(price, key, 1);
+  probe->drawn_ns = drawn(share);
+  probe->given_up = false;
+  __atomic_store_n(&seen_ns[share->index], probe->drawn_ns, __ATOMIC_RELAXED);
   probe->began_ns = aq_clock_ns();
   return probe;
 }
@@ -198,23 +209,60 @@ static void ask(struct aq_probe *probe) {
   }
   if (result == CUDA_SUCCESS)
     settle(probe, ms);
+  __atomic_store_n(&stalled, false, __ATOMIC_RELAXED);
   aq_price_pending(probe->price, probe->key, -1);
   __atomic_sub_fetch(&pending, 1, __ATOMIC_RELAXED);
   release(probe, result == CUDA_SUCCESS ? IDLE : EMPTY);
 }
 
-void aq_probes_poll(void) {
-  for (int i = 0; i < PROBES && __atomic_load_n(&pending, __ATOMIC_RELAXED) > 0; i++) {
-    pthread_mutex_lock(&lock);
-    bool ours = probes[i].state == PENDING;
-    if (ours) {
-      probes[i].state = BUSY;
-      probes[i].dropped = false;
-    }
-    pthread_mutex_unlock(&lock);
-    if (ours)
-      ask(&probes[i]);
+/* The next one from `*place` on that waits to be asked; it is ours then. NULL: there is none. */
+static struct aq_probe *next_pending(int *place) {
+  struct aq_probe *found = NULL;
+  pthread_mutex_lock(&lock);
+  for (; *place < PROBES && !found; (*place)++)
+    if (probes[*place].state == PENDING)
+      found = &probes[*place];
+  if (found) {
+    found->state = BUSY;
+    found->dropped = false;
   }
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+void aq_probes_poll(void) {
+  struct aq_probe *probe;
+  int place = 0;
+  while (__atomic_load_n(&pending, __ATOMIC_RELAXED) > 0 && (probe = next_pending(&place)))
+    ask(probe);
+}
+
+uint64_t aq_probes_behind(const struct aq_share *share) {
+  uint64_t now = drawn(share);
+  uint64_t most = 0;
+  if (__atomic_load_n(&pending, __ATOMIC_RELAXED) == 0 || __atomic_load_n(&stalled, __ATOMIC_RELAXED))
+    return 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < PROBES; i++) {
+    const struct aq_probe *probe = &probes[i];
+    if (probe->state == PENDING && probe->share == share && !probe->given_up && now - probe->drawn_ns > most)
+      most = now - probe->drawn_ns;
+  }
+  pthread_mutex_unlock(&lock);
+  return most;
+}
+
+uint64_t aq_probes_unseen(const struct aq_share *share) {
+  return drawn(share) - __atomic_load_n(&seen_ns[share->index], __ATOMIC_RELAXED);
+}
+
+void aq_probes_give_up(const struct aq_share *share) {
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < PROBES; i++)
+    if (probes[i].state == PENDING && probes[i].share == share)
+      probes[i].given_up = true;
+  pthread_mutex_unlock(&lock);
+  __atomic_store_n(&stalled, true, __ATOMIC_RELAXED);
 }
 
 void aq_probes_settle(void) {
@@ -256,6 +304,8 @@ void aq_probes_drop(CUcontext context) {
 
 void aq_probes_reset(void) {
   memset(probes, 0, sizeof(probes));
+  memset(seen_ns, 0, sizeof(seen_ns));
   pending = 0;
+  stalled = false;
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -22,7 +22,16 @@ void aq_probe_end(struct aq_probe *probe, CUstream stream, bool launched);
 /* Asks those that may be done, and settles what they say with price and share. */
 void aq_probes_poll(void);
 
-/* The same, for a program that waited for its GPU. Cheap when nothing is measured. */
+/* GPU time that this process has drawn for the share since a launch began that is measured and not done; of
+ * several the most. 0: there is none. */
+uint64_t aq_probes_behind(const struct aq_share *share);
+/* The same since the last launch that is measured, done or not. */
+uint64_t aq_probes_unseen(const struct aq_share *share);
+/* Those that are not done yet may wait for later launches: aq_probes_behind leaves them out, and says 0 until
+ * another one is done. */
+void aq_probes_give_up(const struct aq_share *share);
+
+/* As aq_probes_poll, for a program that waited for its GPU. Cheap when nothing is measured. */
 void aq_probes_settle(void);
 
 /* A context is about to be destroyed, NULL: any may be. */

@@ -53,7 +53,7 @@ AQ_RARE static void wait_for(struct shard *shard) {
 }
 
 static void lock(struct shard *shard) {
-  if (__atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE))
+  if (AQ_SELDOM(__atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE)))
     wait_for(shard);
 }
 
@@ -199,6 +199,18 @@ bool aq_records_find_of(enum aq_thing thing, CUcontext context, struct aq_record
   return find_any(thing, belongs, context, record);
 }
 
+/* Field by field: what was just written in small pieces is not read back in large ones, for which the
+ * processor would have to wait. */
+static inline void store(struct aq_record *at, const struct aq_record *record) {
+  at->key = record->key;
+  at->bytes = record->bytes;
+  at->context = record->context;
+  at->number = record->number;
+  at->count = record->count;
+  at->share = record->share;
+  at->thing = record->thing;
+}
+
 /* Room for one more, at most three quarters full. */
 static bool has_room(struct shard *shard) {
   return (shard->count + 1) * 4 <= shard->capacity * 3 || grow(shard);
@@ -213,14 +225,14 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
   bool stored = has_room(shard);
   if (stored) {
     struct aq_record *at = place(shard, record->thing, record->key, hash);
-    if (at->key == 0) {
+    if (AQ_USUALLY(at->key == 0)) {
       shard->count++;
     } else {
       *replaced = *at;
       replaced->bytes = charged(at);
       shard->total[at->share] -= replaced->bytes;
     }
-    *at = *record;
+    store(at, record);
     shard->total[record->share] += charged(record);
   }
   *generation = shares[record->share].generation;
@@ -253,8 +265,8 @@ void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext 
   }
 }
 
-static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUcontext context,
-                          uint64_t *code_bytes) {
+static void drop_from(struct shard *shard, const struct aq_share *share, CUcontext context,
+                      struct aq_dropped *dropped) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < shard->capacity;) {
     if (!is_of(&shard->records[i], share, context)) {
@@ -262,23 +274,31 @@ static uint64_t drop_from(struct shard *shard, const struct aq_share *share, CUc
       continue;
     }
     bytes += charged(&shard->records[i]);
+    dropped->managed_bytes += aq_record_managed(&shard->records[i]);
     if (shard->records[i].thing == AQ_CODE)
-      *code_bytes += shard->records[i].bytes;
+      dropped->code_bytes += shard->records[i].bytes;
     erase(shard, i); /* may move another record here: look again */
   }
   shard->total[share->index] -= bytes;
-  return bytes;
+  dropped->bytes += bytes;
 }
 
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *code_bytes,
-                                 uint64_t *generation) {
-  uint64_t bytes = 0;
-  *code_bytes = 0;
+void aq_records_drop_context(const struct aq_share *share, CUcontext context, struct aq_dropped *dropped,
+                             uint64_t *generation) {
+  *dropped = (struct aq_dropped){0, 0, 0};
   aq_records_lock_all();
   for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
-    bytes += drop_from(shard, share, context, code_bytes);
+    drop_from(shard, share, context, dropped);
   *generation = share->generation;
   aq_records_unlock_all();
+}
+
+uint64_t aq_records_managed(const struct aq_share *share) {
+  uint64_t bytes = 0;
+  for (struct shard *shard = shards; shard < shards + SHARDS; shard++)
+    for (uint32_t i = 0; i < shard->capacity; i++)
+      if (shard->records[i].key != 0 && shard->records[i].share == share->index)
+        bytes += aq_record_managed(&shard->records[i]);
   return bytes;
 }
 

@@ -13,14 +13,15 @@
 
 /* What a record stands for, and so what its key is. Keys of different things never meet. */
 enum aq_thing {
-  AQ_POINTER, /* device address; of a pool, if `number` names one: the pool's charge holds the bytes */
+  AQ_POINTER, /* device address; of a pool, if `number` names one: the pool's charge holds the bytes;
+               * `count`: managed */
   AQ_LEAVING, /* one that is being freed in stream order: a number of ours */
   AQ_ARRAY,   /* CUarray */
   AQ_MIPMAP,  /* CUmipmappedArray */
   AQ_HANDLE,  /* of virtual memory; its bytes, until it is mapped or shared for the first time */
   AQ_MEMORY,  /* ... which then go here, by number; `count` holders */
   AQ_MAPPING, /* address of a mapping of memory `number`; not charged */
-  AQ_BINDING, /* ... of a binding to multicast object `context`, or a tile of array `context`; not charged */
+  AQ_BINDING, /* ... of a binding to multicast object `context`; not charged */
   AQ_POOL,    /* pool handle: its number; not charged */
   AQ_RESERVE, /* by number: what a pool has reserved */
   AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */
@@ -72,10 +73,23 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
 /* Moves all records of `context` on `share` to another one. */
 void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext other);
 
-/* Takes out all records of `context` on `share`; the sum of their bytes, and of their code's.
- * `*generation`: as above. */
-uint64_t aq_records_drop_context(const struct aq_share *share, CUcontext context, uint64_t *code_bytes,
-                                 uint64_t *generation);
+/* The bytes of a record that are managed memory. */
+static inline uint64_t aq_record_managed(const struct aq_record *record) {
+  bool pointer = record->thing == AQ_POINTER || record->thing == AQ_LEAVING;
+  return pointer && record->count ? record->bytes : 0;
+}
+
+/* Takes out all records of `context` on `share`, and sums them up. `*generation`: as above. */
+struct aq_dropped {
+  uint64_t bytes;         /* that counted by themselves */
+  uint64_t managed_bytes; /* of them */
+  uint64_t code_bytes;
+};
+void aq_records_drop_context(const struct aq_share *share, CUcontext context, struct aq_dropped *dropped,
+                             uint64_t *generation);
+
+/* How much of `share` is managed memory, by looking at all. While no changes are made. */
+uint64_t aq_records_managed(const struct aq_share *share);
 
 /* Stops all changes; between the two, totals and generations stand still. */
 void aq_records_lock_all(void);

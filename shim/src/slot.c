@@ -74,6 +74,7 @@ static void clear(struct aq_slot *slot) {
   aq_word_set(&slot->peak_bytes, 0);
   aq_word_set(&slot->pool_bytes, 0);
   aq_word_set(&slot->graph_bytes, 0);
+  aq_word_set(&slot->managed_bytes, 0);
   aq_word_set(&slot->host_pid, 0);
   __atomic_store_n(&slot->pid, 0, __ATOMIC_RELEASE);
 }
@@ -99,6 +100,7 @@ static void occupy(struct aq_share *share, struct aq_slot *slot) {
   aq_word_set(&share->generation, aq_word(&slot->generation));
   aq_word_set(&slot->contexts, aq_word(&share->contexts));
   aq_word_set(&slot->code_bytes, aq_word(&share->code_bytes));
+  aq_word_set(&slot->managed_bytes, aq_records_managed(share));
   __atomic_store_n(&slot->used_bytes, aq_records_total(share->index), __ATOMIC_SEQ_CST);
   __atomic_store_n(&share->slot, slot, __ATOMIC_RELEASE);
   aq_records_unlock_all();

@@ -32,9 +32,21 @@ static bool waits_for_price(const struct aq_turn *turn) {
          aq_budget_holds(turn->share);
 }
 
+/* How long it waits for what was launched on borrowed time before; 0: little of that is in flight. */
+static uint64_t behind_ns(struct aq_share *share, uint64_t *waited_ns) {
+  if (!aq_budget_borrows(share) || aq_probes_behind(share) <= AQ_LEAD_NS)
+    return 0;
+  *waited_ns += LAST_LOOK_NS;
+  if (*waited_ns < PATIENCE_NS)
+    return LAST_LOOK_NS;
+  aq_probes_give_up(share);
+  return 0;
+}
+
 static void pay(struct aq_turn *turn) {
   uint64_t look_ns = FIRST_LOOK_NS;
   uint64_t looked_ns = 0;
+  uint64_t waited_ns = 0;
   for (;;) {
     uint64_t wait_ns = 0;
     turn->guessed = !aq_price_is_known(turn->price);
@@ -48,7 +60,9 @@ static void pay(struct aq_turn *turn) {
     } else if (aq_purse_take(turn->share, turn->cost_ns)) {
       return;
     } else {
-      wait_ns = aq_budget_draw(turn->share, turn->cost_ns);
+      wait_ns = behind_ns(turn->share, &waited_ns);
+      if (wait_ns == 0)
+        wait_ns = aq_budget_draw(turn->share, turn->cost_ns);
     }
     if (wait_ns > 0)
       aq_budget_pause(turn->share, wait_ns);
@@ -63,7 +77,8 @@ AQ_RARE static void wait_for_turn(struct aq_turn *turn, bool due, CUstream strea
   if (turn->guessed)
     aq_price_guessed(turn->price, turn->cost_ns, 1);
   bool unmeasured = turn->guessed && __atomic_load_n(&turn->price->pending, __ATOMIC_RELAXED) == 0;
-  if (due || unmeasured)
+  bool unseen = aq_probes_unseen(turn->share) > AQ_LEAD_NS / 2 && aq_budget_borrows(turn->share);
+  if (due || unmeasured || unseen)
     turn->probe = aq_probe_begin(turn->share, turn->price, turn->key, stream, per_thread);
 }
 

@@ -78,6 +78,13 @@ class Sandbox:
         arguments = [word for gpu in gpus for word in ("--gpu", gpu)]
         self.tool("init", "--node", "shimtest", *arguments)
 
+    def beside(self, name: str) -> "Sandbox":
+        """Another container on this node."""
+        folder = self.folder / name
+        (folder / "shares").mkdir(parents=True)
+        (folder / "node").symlink_to(self.node)
+        return Sandbox(folder=folder, group=name)
+
     def tool(self, *words: str) -> str:
         """`aliquot-sim WORDS` on this node; what it prints."""
         done = subprocess.run(
@@ -96,6 +103,19 @@ class Sandbox:
         """The simulated driver's own books."""
         books: Books = json.loads(self.tool("books", "--json"))
         return books
+
+    def gpu(self, index: int = 0) -> str:
+        """UUID of a GPU of the node."""
+        return str(self.books()["gpus"][index]["uuid"])
+
+    def context_bytes(self) -> int:
+        """What a context takes of the first GPU."""
+        return int(self.books()["gpus"][0]["context"])
+
+    def container(self) -> dict[str, int]:
+        """What the container takes and took of its GPU, by the driver's books."""
+        group = next(group for group in self.books()["groups"] if group["group"] == self.group)
+        return {name: int(group[name]) for name in ("used", "peak", "requested", "requested_peak")}
 
     def environment(self, *, bare: bool = False) -> dict[str, str]:
         """For a program in the container; `bare`: without the shim."""

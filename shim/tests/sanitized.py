@@ -31,7 +31,10 @@ class Sanitizer:
     """Faults that it has to find."""
 
 
-_SUITES: Final = ("memory", "families", "processes", "nvml", "nvml_processes", "fail_closed", "log")
+_SUITES: Final = (
+    *("memory", "contexts", "estimates", "families", "processes"),
+    *("nvml", "nvml_processes", "fail_closed", "log"),
+)
 _SANITIZERS: Final = {
     "address": Sanitizer(
         flags="address,undefined",
@@ -46,7 +49,7 @@ _SANITIZERS: Final = {
         libraries=("libtsan.so",),
         # The ledger is shared between processes, which the sanitizer cannot see.
         options={"TSAN_OPTIONS": "exitcode=99:report_signal_unsafe=0"},
-        suites=("memory", "processes", "pools", "references", "threads"),
+        suites=("memory", "contexts", "estimates", "processes", "pools", "references", "threads"),
         planted=("race",),
     ),
 }

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
      "proc-address", "proc-address-11", "namespace", "plugin", "plugin-deepbind"],
 )  # fmt: skip
 def test_way_to_a_symbol(node: Sandbox, folder: Path, way: str) -> None:
-    shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    shares.make(node, gpu=node.gpu(), limit=LIMIT)
     library = folder / "release/aarch64/libaliquot.so"
     inside = {
         "LD_PRELOAD": str(library),

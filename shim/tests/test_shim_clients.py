@@ -32,14 +32,14 @@ def share(node: Sandbox) -> Path:
 
 def room(node: Sandbox) -> int:
     """Whole chunks that fit beside one context, in MiB."""
-    context = int(node.books()["gpus"][0]["context"]) // MIB
+    context = node.context_bytes() // MIB
     return (LIMIT_MIB - context) // CHUNK_MIB * CHUNK_MIB
 
 
 @pytest.mark.parametrize("client", ["bindings", "core", "numba", "nvml"])
 def test_client_sees_no_difference_but_the_limit(node: Sandbox, client: str) -> None:
     bare = answers(node, client, bare=True)
-    gpu = str(node.books()["gpus"][0]["uuid"])
+    gpu = node.gpu()
     shares.make(node, gpu=gpu, limit=1 << 45)
     assert answers(node, client) == bare
     assert int(node.books()["gpus"][0]["used"]) == 0

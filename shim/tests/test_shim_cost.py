@@ -12,7 +12,7 @@ from shim.tests.sandbox import MIB, Sandbox
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=2048 * MIB)
+    return shares.make(node, gpu=node.gpu(), limit=2048 * MIB)
 
 
 def test_mapped_memory_is_given_back_as_fast_with_much_on_record(

@@ -10,7 +10,7 @@ from shim.tests.sandbox import PYTHON, ROOT
 
 def test_the_script_for_a_real_gpu_runs_here_and_sees_the_driver_through_the_shim(tmp_path: Path) -> None:
     output = tmp_path / "answers.json"
-    sections = ("environment", "assumptions", "pytorch")
+    sections = ("environment", "assumptions", "pytorch", "company")
     command = [PYTHON, "-m", "tests.gpu", "--simulated", "--output", str(output), "--only", *sections]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -23,4 +23,6 @@ def test_the_script_for_a_real_gpu_runs_here_and_sees_the_driver_through_the_shi
     # What a context counts is measured by the agent, which does not run here.
     assert set(found["otherwise under the shim"]) <= {"context_size"}
     assert found["lookup"]["elsewhere"] == {}
+    for how in ("by prices", "corrected"):
+        assert answers["company"][how]["30 %"] < answers["company"][how]["70 %"], answers["company"]
     assert "real GPU" in answers["pytorch"]["skipped"]

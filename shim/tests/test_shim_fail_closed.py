@@ -26,7 +26,7 @@ LIMIT = 512 * MIB
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def _truncate(path: Path, size: int) -> None:
@@ -115,7 +115,7 @@ def test_quota_mounted_read_only_is_all_that_is_needed(node: Sandbox, share: Pat
 def test_gpu_without_a_share_is_refused_beside_one_that_has(tmp_path: Path, start: Start) -> None:
     node = Sandbox(folder=tmp_path)
     node.start_node("l4:2")
-    shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    shares.make(node, gpu=node.gpu(), limit=LIMIT)
     probe = start(node)
     probe.ok("cuInit", 0)
     for symbol, arguments in (
@@ -135,7 +135,7 @@ def test_gpu_without_a_share_is_refused_beside_one_that_has(tmp_path: Path, star
 
 
 def test_two_shares_of_one_gpu_cancel_each_other(node: Sandbox, share: Path, start: Start) -> None:
-    shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=2 * LIMIT, name="share-1")
+    shares.make(node, gpu=node.gpu(), limit=2 * LIMIT, name="share-1")
     assert start(node).call("cuInit", 0).result == NOT_PERMITTED
 
 

@@ -20,7 +20,7 @@ LIMIT: Final = 512 * MIB
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def _with_preload(command: list[str], library: str) -> str:

@@ -25,7 +25,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def share(node: Sandbox, log: Path) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT, log=log)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT, log=log)
 
 
 def refused(probe: Probe) -> None:
@@ -82,7 +82,7 @@ def test_two_processes_append(node: Sandbox, share: Path, log: Path, start: Star
 def test_a_valid_share_tells_of_a_gpu_without_one(tmp_path: Path, log: Path, start: Start) -> None:
     node = Sandbox(folder=tmp_path)
     node.start_node("l4:2")
-    shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT, log=log)
+    shares.make(node, gpu=node.gpu(), limit=LIMIT, log=log)
     start(node).ok("cuInit", 0)
     assert "no share has its UUID" in log.read_text()
 
@@ -111,14 +111,14 @@ def test_what_is_no_file_is_left_alone(
 
 
 def test_full_disk_loses_the_line_and_nothing_else(node: Sandbox, start: Start) -> None:
-    gpu = str(node.books()["gpus"][0]["uuid"])
+    gpu = node.gpu()
     share = shares.make(node, gpu=gpu, limit=LIMIT, log="/dev/full")
     shares.poke(share, "ledger", LEDGER_MAGIC, b"X")
     refused(start(node))
 
 
 def test_log_is_named_by_the_quota_alone(node: Sandbox, tmp_path: Path, start: Start) -> None:
-    share = shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    share = shares.make(node, gpu=node.gpu(), limit=LIMIT)
     shares.poke(share, "ledger", LEDGER_MAGIC, b"X")
     before = set(tmp_path.iterdir())
     refused(start(node, env=node.environment() | {"ALIQUOT_LOG": str(tmp_path / "by-environment")}))

@@ -28,7 +28,7 @@ def _driver_objects() -> dict[str, Path]:
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 @pytest.mark.parametrize(

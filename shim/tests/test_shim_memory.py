@@ -23,30 +23,22 @@ PAGE = 2 * MIB
 GRAIN = 512
 
 
-def gpu(node: Sandbox, index: int = 0) -> str:
-    return str(node.books()["gpus"][index]["uuid"])
-
-
-def context_cost(node: Sandbox) -> int:
-    return int(node.books()["gpus"][0]["context"])
-
-
 def requested(node: Sandbox) -> tuple[int, int]:
     """Explicit allocations of the container by the driver's books: now, and at their peak."""
-    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
-    return int(group["requested"]), int(group["requested_peak"])
+    group = node.container()
+    return group["requested"], group["requested_peak"]
 
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=gpu(node), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def taken(node: Sandbox) -> tuple[int, int]:
     """What the GPU gives the container, in whole pages, but for one context: now, and at its peak."""
-    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
-    cost = context_cost(node)
-    return int(group["used"]) - cost, int(group["peak"]) - cost
+    group = node.container()
+    cost = node.context_bytes()
+    return group["used"] - cost, group["peak"] - cost
 
 
 def test_last_byte_fits_and_the_next_does_not(node: Sandbox, share: Path, start: Start) -> None:
@@ -185,79 +177,6 @@ def test_managed_memory_counts_in_full_wherever_its_pages_are(
     assert shares.usage(share).used_bytes == 0
 
 
-def test_context_is_reserved_at_its_estimate_before_it_is_made(node: Sandbox, start: Start) -> None:
-    cost = context_cost(node)
-    share = shares.make(node, gpu=gpu(node), limit=cost * 2 - 1, estimate=cost)
-    probe = start(node)
-    probe.begin()
-    assert shares.usage(share).used_bytes == cost
-    assert probe.call("cuCtxCreate_v2", "&6", 0, 0).result == OUT_OF_MEMORY
-    assert probe.alloc(cost - PAGE)[0] == SUCCESS
-    assert probe.alloc(PAGE)[0] == OUT_OF_MEMORY
-    other = start(node)
-    other.ok("cuInit", 0)
-    refused = other.call("cuDevicePrimaryCtxRetain", "&0", 0)
-    assert (refused.result, refused.cells) == (OUT_OF_MEMORY, {})
-
-
-@pytest.mark.parametrize("version", ["cuCtxCreate", "cuCtxCreate_v2"])
-@pytest.mark.parametrize("destroy", ["cuCtxDestroy", "cuCtxDestroy_v2"])
-def test_context_takes_its_memory_along(node: Sandbox, start: Start, version: str, destroy: str) -> None:
-    cost = context_cost(node)
-    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=cost)
-    probe = start(node)
-    probe.ok("cuInit", 0)
-    context = probe.ok(version, "&6", 0, 0).cells[6]
-    assert probe.alloc(100 * MIB)[0] == SUCCESS
-    assert shares.usage(share).used_bytes == cost + 100 * MIB
-    probe.ok(destroy, context)
-    assert shares.usage(share).used_bytes == 0
-    assert node.books()["gpus"][0]["used"] == 0
-
-
-@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"])
-def test_primary_context_ends_with_its_last_release(node: Sandbox, start: Start, end: str) -> None:
-    cost = context_cost(node)
-    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=cost)
-    probe = start(node)
-    probe.begin()
-    probe.ok("cuDevicePrimaryCtxRetain", "&7", 0)
-    assert probe.alloc(10 * MIB)[0] == SUCCESS
-    probe.ok(end, 0)
-    assert shares.usage(share).used_bytes == cost + 10 * MIB, "retained once more"
-    probe.ok(end, 0)
-    assert shares.usage(share).used_bytes == 0
-    probe.begin()
-    assert shares.usage(share).used_bytes == cost
-
-
-@pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
-def test_reset_of_the_primary_context_gives_everything_back(node: Sandbox, start: Start, reset: str) -> None:
-    cost = context_cost(node)
-    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=cost)
-    probe = start(node)
-    probe.begin()
-    assert probe.alloc(10 * MIB)[0] == SUCCESS
-    probe.ok(reset, 0)
-    assert shares.usage(share).used_bytes == 0 == node.books()["gpus"][0]["used"]
-    probe.begin()
-    assert shares.usage(share).used_bytes == cost
-
-
-def test_measured_overhead_replaces_the_estimate(node: Sandbox, start: Start) -> None:
-    cost = context_cost(node)
-    share = shares.make(node, gpu=gpu(node), limit=2048 * MIB, estimate=100 * MIB)
-    probe = start(node)
-    probe.begin()
-    probe.alloc(10 * MIB)
-    slot = region.LEDGER_HEADER_SIZE
-    shares.poke_mapped(share, "ledger", slot + region.SlotLayout.overhead_bytes.offset, cost)
-    shares.poke_mapped(share, "ledger", slot + region.SlotLayout.measured_contexts.offset, 1)
-    assert probe.info()[0] == 2048 * MIB - 10 * MIB - cost
-    probe.ok("cuCtxCreate_v2", "&6", 0, 0)
-    assert probe.info()[0] == 2048 * MIB - 10 * MIB - cost - 100 * MIB, "a context since then: its estimate"
-
-
 def test_floor_is_the_least_that_counts(node: Sandbox, share: Path, start: Start) -> None:
     probe = start(node)
     probe.begin()
@@ -281,7 +200,7 @@ def test_resize_is_seen_by_the_next_call(node: Sandbox, share: Path, start: Star
 
 
 def test_view_is_the_lesser_of_share_and_gpu(node: Sandbox, start: Start) -> None:
-    share = shares.make(node, gpu=gpu(node), limit=1 << 45)
+    share = shares.make(node, gpu=node.gpu(), limit=1 << 45)
     probe, bare = start(node), start(node, bare=True)
     probe.begin()
     bare.begin()
@@ -294,7 +213,7 @@ def test_view_is_the_lesser_of_share_and_gpu(node: Sandbox, start: Start) -> Non
 
 
 def test_32_bit_view_is_computed_before_it_is_cut_to_32_bits(node: Sandbox, start: Start) -> None:
-    shares.make(node, gpu=gpu(node), limit=8192 * MIB)
+    shares.make(node, gpu=node.gpu(), limit=8192 * MIB)
     probe = start(node)
     probe.begin()
     assert probe.alloc(6144 * MIB)[0] == SUCCESS
@@ -310,7 +229,7 @@ def test_info_takes_a_null_pointer_for_either(node: Sandbox, share: Path, start:
 
 
 def test_neighbours_on_the_gpu_are_seen_as_used(node: Sandbox, tmp_path: Path, start: Start) -> None:
-    shares.make(node, gpu=gpu(node), limit=1 << 45)
+    shares.make(node, gpu=node.gpu(), limit=1 << 45)
     probe, bare = start(node), start(node, bare=True)
     probe.begin()
     bare.begin()
@@ -321,7 +240,7 @@ def test_neighbours_on_the_gpu_are_seen_as_used(node: Sandbox, tmp_path: Path, s
 
 UNACCOUNTED = [
     ("cuMemMapArrayAsync", ("&9", 1, 0)),
-    ("cuCtxAttach", ("&9", 0)),
+    ("cuMemMapArrayAsync_ptsz", ("&9", 1, 0)),
 ]
 
 
@@ -335,44 +254,8 @@ def test_what_is_not_accounted_is_refused_under_a_limit(
     assert (answer.result, answer.cells) == (NOT_SUPPORTED, {})
 
 
-LOADS = [
-    "cuModuleLoad",
-    "cuModuleLoadData",
-    "cuModuleLoadDataEx",
-    "cuModuleLoadFatBinary",
-    "cuLibraryLoadData",
-]
-
-
-@pytest.mark.parametrize("symbol", [*LOADS, "cuLibraryLoadFromFile"])
-def test_code_is_loaded_only_while_there_is_room(
-    node: Sandbox, share: Path, start: Start, symbol: str
-) -> None:
-    probe, bare = start(node), start(node, bare=True)
-    for one in (probe, bare):
-        one.begin()
-    answer = bare.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result
-    assert probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result == answer != OUT_OF_MEMORY
-    pointer = probe.alloc(LIMIT)[1]
-    full = probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0)
-    assert (full.result, full.cells) == (OUT_OF_MEMORY, {})
-    assert probe.free(pointer) == SUCCESS
-    assert probe.call(symbol, "&9", 0, 0, 0, 0, 0, 0, 0).result == answer
-
-
-def test_context_limit_that_does_not_fit_is_refused(node: Sandbox, share: Path, start: Start) -> None:
-    probe = start(node)
-    probe.begin()
-    heap = 2  # CU_LIMIT_MALLOC_HEAP_SIZE
-    assert probe.call("cuCtxSetLimit", heap, LIMIT + 16 * MIB).result == OUT_OF_MEMORY
-    assert shares.usage(share).used_bytes == 0
-    probe.ok("cuCtxSetLimit", heap, 8 * MIB + LIMIT)
-    assert probe.alloc(1)[0] == OUT_OF_MEMORY
-    assert taken(node) == (LIMIT, LIMIT)
-
-
 def test_unlimited_share_is_the_bare_driver_but_for_its_books(node: Sandbox, start: Start) -> None:
-    share = shares.make(node, gpu=gpu(node), limit=0, unlimited=True)
+    share = shares.make(node, gpu=node.gpu(), limit=0, unlimited=True)
     probe, bare = start(node), start(node, bare=True)
     for one in (probe, bare):
         one.begin()
@@ -386,8 +269,8 @@ def test_unlimited_share_is_the_bare_driver_but_for_its_books(node: Sandbox, sta
 def test_each_gpu_has_its_own_share(tmp_path: Path, start: Start) -> None:
     node = Sandbox(folder=tmp_path)
     node.start_node("l4:2")
-    one = shares.make(node, gpu=gpu(node, 0), limit=256 * MIB, name="a")
-    two = shares.make(node, gpu=gpu(node, 1), limit=128 * MIB, name="b")
+    one = shares.make(node, gpu=node.gpu(), limit=256 * MIB, name="a")
+    two = shares.make(node, gpu=node.gpu(1), limit=128 * MIB, name="b")
     probe = start(node)
     probe.begin(1)
     assert probe.info() == (128 * MIB, 128 * MIB)
@@ -402,9 +285,9 @@ def test_each_gpu_has_its_own_share(tmp_path: Path, start: Start) -> None:
 def test_share_follows_the_uuid_not_the_ordinal(tmp_path: Path, start: Start, visible: str) -> None:
     node = Sandbox(folder=tmp_path)
     node.start_node("l4:2")
-    shares.make(node, gpu=gpu(node, 0), limit=256 * MIB, name="a")
-    shares.make(node, gpu=gpu(node, 1), limit=128 * MIB, name="b")
-    environment = node.environment() | {"CUDA_VISIBLE_DEVICES": visible.format(uuid=gpu(node, 1))}
+    shares.make(node, gpu=node.gpu(), limit=256 * MIB, name="a")
+    shares.make(node, gpu=node.gpu(1), limit=128 * MIB, name="b")
+    environment = node.environment() | {"CUDA_VISIBLE_DEVICES": visible.format(uuid=node.gpu(1))}
     probe = start(node, env=environment)
     probe.begin(0)
     assert probe.info() == (128 * MIB, 128 * MIB)

@@ -39,7 +39,7 @@ _SCENARIOS: Final = {
 def protocol(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("model") / "protocol"
     command = ["cc", *_FLAGS, "-include", "tests/model/atomics.h", "-Iinclude", "-Isrc", "-o", str(program)]
-    command += ["tests/model/protocol.c", "src/slot.c", "src/books.c"]
+    command += ["tests/model/protocol.c", "src/slot.c", "src/books.c", "src/view.c"]
     done = subprocess.run(command, cwd=_SHIM, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return program

@@ -45,7 +45,7 @@ def entries(probe: Probe, symbol: str, handle: int, size: int) -> dict[int, int]
 
 
 def test_memory_is_the_shares(node: Sandbox, share: Path, start: Start) -> None:
-    cost = int(node.books()["gpus"][0]["context"])
+    cost = node.context_bytes()
     probe = start(node)
     probe.begin()
     probe.alloc(100 * MIB)
@@ -87,7 +87,7 @@ def test_without_a_limit_the_answer_is_the_drivers(node: Sandbox, start: Start) 
 def test_processes_are_the_shares_own(
     node: Sandbox, share: Path, start: Start, symbol: str, size: int
 ) -> None:
-    cost = int(node.books()["gpus"][0]["context"])
+    cost = node.context_bytes()
     one, two, stranger = start(node), start(node), start(node, bare=True)
     for process in (one, two, stranger):
         process.begin()
@@ -124,7 +124,7 @@ def test_bad_handle_gets_the_drivers_error(node: Sandbox, share: Path, start: St
 
 @pytest.mark.parametrize("unlimited", [False, True])
 def test_forked_child_may_go_on_asking(node: Sandbox, start: Start, unlimited: bool) -> None:
-    gpu = str(node.books()["gpus"][0]["uuid"])
+    gpu = node.gpu()
     shares.make(node, gpu=gpu, limit=0 if unlimited else LIMIT, unlimited=unlimited)
     probe = start(node)
     handle = begin(probe)

@@ -71,7 +71,7 @@ def _standin(clients: Clients, folder: Path) -> str:
 def _environment(node: Sandbox, path: str, listed: list[int]) -> dict[str, str]:
     return node.environment() | {
         "LD_LIBRARY_PATH": path,
-        "NVML_UUID": str(node.books()["gpus"][0]["uuid"]),
+        "NVML_UUID": node.gpu(),
         "NVML_PROCESSES": ",".join(map(str, listed)),
     }
 
@@ -80,7 +80,7 @@ def _environment(node: Sandbox, path: str, listed: list[int]) -> dict[str, str]:
 def scene(
     request: pytest.FixtureRequest, node: Sandbox, tmp_path: Path, clients: Clients, start: Start
 ) -> Scene:
-    share = shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    share = shares.make(node, gpu=node.gpu(), limit=LIMIT)
     path = _standin(clients, tmp_path / "nvml")
     apart = request.param == "other-namespace"
     if apart:  # pids of the container's namespace inside, other ones outside
@@ -204,7 +204,7 @@ def test_process_that_nobody_has_named_shows_no_figures(
     node: Sandbox, tmp_path: Path, clients: Clients, start: Start
 ) -> None:
     """Before the agent has written host pids, a pid of the container may be a neighbour's outside."""
-    shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    shares.make(node, gpu=node.gpu(), limit=LIMIT)
     path = _standin(clients, tmp_path / "nvml")
     probe = start(node, new_pids=True, env=_environment(node, path, list(range(1, 40))))
     probe.begin()
@@ -219,7 +219,7 @@ def test_process_that_nobody_has_named_shows_no_figures(
 def test_without_a_limit_all_answers_are_the_drivers(
     node: Sandbox, tmp_path: Path, clients: Clients, start: Start
 ) -> None:
-    shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=0, unlimited=True)
+    shares.make(node, gpu=node.gpu(), limit=0, unlimited=True)
     path = _standin(clients, tmp_path / "nvml")
     env = _environment(node, path, [STRANGER, STRANGER + 1])
     probe, bare = start(node, env=env), start(node, env=env | {"LD_PRELOAD": ""}, bare=True)

@@ -15,11 +15,12 @@ from shim.tests.sandbox import MIB, Sandbox
 from shim.tests.test_shim_families import walk
 
 LIMIT: Final = 2048 * MIB
+FAR_LIMIT: Final = 16384 * MIB
 
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 @pytest.mark.parametrize(("way", "times"), [("first", 8), ("switched", 1), ("destroyed", 2), ("code", 1)])
@@ -31,6 +32,14 @@ def test_books_are_the_drivers_own_after_a_race(
         assert steps == [f"{way}: 0"]
         if way != "code":  # which counts on its own
             assert differences == []
+
+
+def test_books_are_the_drivers_own_where_addresses_come_again(node: Sandbox, clients: Clients) -> None:
+    """So far from the limit that the driver is not asked each time."""
+    share = shares.make(node, gpu=node.gpu(), limit=FAR_LIMIT)
+    steps, differences = walk(node, clients.linked("pools"), "reused", share=share)
+    assert steps == ["reused: 0"]
+    assert differences == []
 
 
 @pytest.mark.parametrize("slot", [7, 0], ids=["whose slot is empty", "whose slot is another's now"])

@@ -22,13 +22,9 @@ LIMIT = 512 * MIB
 PAGE = 2 * MIB
 
 
-def context_cost(node: Sandbox) -> int:
-    return int(node.books()["gpus"][0]["context"])
-
-
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def test_memory_of_a_killed_process_comes_back(node: Sandbox, share: Path, start: Start) -> None:
@@ -66,6 +62,23 @@ def test_stopped_process_blocks_nobody(node: Sandbox, share: Path, start: Start)
     assert other.alloc(1)[0] == OUT_OF_MEMORY, "what it holds still counts"
     stopped.kill(signal.SIGCONT)
     assert stopped.alloc(1)[0] == OUT_OF_MEMORY
+
+
+def test_memory_of_a_checkpointed_process_is_kept_for_it(node: Sandbox, share: Path, start: Start) -> None:
+    probe, other = start(node), start(node)
+    probe.begin()
+    other.begin()
+    pointer = probe.alloc(400 * MIB)[1]
+    for call in ("Lock", "Checkpoint"):
+        probe.ok(f"cuCheckpointProcess{call}", probe.pid, 0)
+    assert node.books()["gpus"][0]["used"] == node.context_bytes(), "the other one's context"
+    assert other.alloc(200 * MIB)[0] == OUT_OF_MEMORY
+    assert other.alloc(LIMIT - 400 * MIB)[0] == SUCCESS
+    for call in ("Restore", "Unlock"):
+        probe.ok(f"cuCheckpointProcess{call}", probe.pid, 0)
+    assert probe.alloc(1)[0] == OUT_OF_MEMORY
+    assert probe.free(pointer) == SUCCESS
+    assert other.alloc(400 * MIB)[0] == SUCCESS
 
 
 def test_fork_before_the_first_call(node: Sandbox, share: Path, start: Start) -> None:
@@ -258,11 +271,9 @@ def test_race_near_the_limit_never_passes_it(
         numbers = [int(word) for word in out.split()]
         taken, refused = taken + numbers[0], refused + numbers[1]
         assert numbers[2] == 0, "no other error than OUT_OF_MEMORY"
-    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
-    assert int(group["requested_peak"]) <= LIMIT
-    assert int(group["peak"]) - processes * context_cost(node) <= LIMIT + processes * PAGE, (
-        "small ones: packed"
-    )
+    group = node.container()
+    assert group["requested_peak"] <= LIMIT
+    assert group["peak"] - processes * node.context_bytes() <= LIMIT + processes * PAGE, "small ones: packed"
     assert refused > 0 < taken, "the race was at the limit"
     assert sum(slot.used_bytes for slot in shares.slots(share)) == 0
 
@@ -275,18 +286,18 @@ def run_contexts(node: Sandbox, clients: Clients, way: str, threads: int, rounds
 
 
 def test_context_handle_in_use_again_keeps_the_new_contexts_memory(node: Sandbox, clients: Clients) -> None:
-    gpu = str(node.books()["gpus"][0]["uuid"])
+    gpu = node.gpu()
     share = shares.make(node, gpu=gpu, limit=135 * MIB)
     taken, _, failed = run_contexts(node, clients, "made", threads=16, rounds=30000 // SLOWER)
     assert taken > 0 == failed
-    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
-    assert int(group["requested_peak"]) <= 135 * MIB
+    group = node.container()
+    assert group["requested_peak"] <= 135 * MIB
     assert shares.usage(share).used_bytes == 0
 
 
 def test_threads_that_retain_at_once_reserve_one_context(node: Sandbox, clients: Clients) -> None:
-    cost = context_cost(node)
-    gpu = str(node.books()["gpus"][0]["uuid"])
+    cost = node.context_bytes()
+    gpu = node.gpu()
     share = shares.make(node, gpu=gpu, limit=cost + cost // 2, estimate=cost)
     _, refused, failed = run_contexts(node, clients, "primary", threads=8, rounds=20000 // SLOWER)
     assert (refused, failed) == (0, 0)
@@ -310,5 +321,5 @@ def test_kills_at_random_moments_leave_nothing(
     probe = start(node)
     probe.begin()
     assert probe.alloc(LIMIT)[0] == SUCCESS
-    group = next(group for group in node.books()["groups"] if group["group"] == node.group)
-    assert int(group["requested_peak"]) <= LIMIT
+    group = node.container()
+    assert group["requested_peak"] <= LIMIT

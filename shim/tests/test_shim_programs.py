@@ -30,7 +30,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def nobody(node: Sandbox, program: str, mode: str, commands: list[str]) -> list[str]:
@@ -123,7 +123,7 @@ def test_full_disk_stops_nobody(node: Sandbox, tmp_path: Path, start: Start) -> 
     disk = tmp_path / "shares"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True, timeout=30)
     try:
-        share = shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+        share = shares.make(node, gpu=node.gpu(), limit=LIMIT)
         fill(disk / "rest")
         probe = start(node)
         probe.begin()

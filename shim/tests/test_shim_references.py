@@ -16,7 +16,7 @@ LIMIT: Final = 2048 * MIB
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def test_memory_is_charged_until_its_last_reference_is_released(

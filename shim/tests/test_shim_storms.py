@@ -28,17 +28,9 @@ SEED: Final = int(os.environ.get("ALIQUOT_SHIM_STORM_SEED", "1"))
 SECONDS: Final = float(os.environ.get("ALIQUOT_SHIM_STORM_S", "0"))
 
 
-def group_of(node: Sandbox) -> dict[str, int | str]:
-    return next(group for group in node.books()["groups"] if group["group"] == node.group)
-
-
-def context_cost(node: Sandbox) -> int:
-    return int(node.books()["gpus"][0]["context"])
-
-
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=str(node.books()["gpus"][0]["uuid"]), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def storm(
@@ -71,10 +63,10 @@ def test_explicit_memory_never_passes_the_limit(
     )
     assert failed == 0, "no other error than OUT_OF_MEMORY"
     assert refused > 0 < taken, "the race was at the limit"
-    group = group_of(node)
-    assert int(group["requested_peak"]) <= LIMIT
+    group = node.container()
+    assert group["requested_peak"] <= LIMIT
     small = processes * PAGE  # packed into pages of each process
-    assert int(group["peak"]) <= LIMIT + processes * context_cost(node) + small
+    assert group["peak"] <= LIMIT + processes * node.context_bytes() + small
     assert shares.usage(share).used_bytes == 0
 
 
@@ -86,8 +78,8 @@ def test_pools_pass_the_limit_by_a_growth_step_at_most(
     taken, refused, failed = storm(node, program, "lpov", processes=processes, threads=threads)
     assert failed == 0, "no other error than OUT_OF_MEMORY"
     assert refused > 0 < taken, "the race was at the limit"
-    allowed = LIMIT + STEP + processes * (context_cost(node) + PAGE)
-    assert int(group_of(node)["peak"]) <= allowed
+    allowed = LIMIT + STEP + processes * (node.context_bytes() + PAGE)
+    assert node.container()["peak"] <= allowed
     assert shares.usage(share).used_bytes == 0
 
 
@@ -115,8 +107,8 @@ def test_processes_that_are_stopped_and_killed_leave_nothing(
         for run in runs:
             run.kill()
             ended(run)
-    allowed = LIMIT + STEP + 3 * (context_cost(node) + PAGE)
-    assert int(group_of(node)["peak"]) <= allowed
+    allowed = LIMIT + STEP + 3 * (node.context_bytes() + PAGE)
+    assert node.container()["peak"] <= allowed
     taken, _, failed = storm(node, program, "lpova", processes=1, threads=1)
     assert taken > 0 == failed
     assert shares.usage(share).used_bytes == 0

@@ -9,12 +9,12 @@ from shim.tests import shares
 from shim.tests.conftest import Clients
 from shim.tests.probe import OUT_OF_MEMORY, SUCCESS, ended
 from shim.tests.sandbox import MIB, TIMEOUT_S, Sandbox
-from shim.tests.test_shim_memory import LIMIT, PAGE, gpu, taken
+from shim.tests.test_shim_memory import LIMIT, PAGE, taken
 
 
 @pytest.fixture
 def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=gpu(node), limit=LIMIT)
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 @pytest.mark.parametrize(

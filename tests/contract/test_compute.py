@@ -2,8 +2,9 @@
 """Shim and agent hold shares of a simulated GPU's time: the one paces, the other lends and corrects.
 
 By the simulated driver's own books, with an NVML that is late and speaks in whole percent. On a busy machine
-the GPU itself loses time, so shares are compared with each other, and tolerances are wide; bench-compute has
-the narrow ones.
+the GPU itself loses time, and what a process wanted it cannot always ask for in time. So shares are compared
+with each other, tolerances are wide, and tenants have a while to come to their shares; bench-compute has the
+narrow figures.
 """
 
 import subprocess
@@ -21,8 +22,7 @@ from aliquot_api.config import ComputePolicy
 from shim.tests.sandbox import MIB, ROOT, SIM, Sandbox
 from tests.testkit.holder import Holding, holding
 
-SETTLE_S = 4.0
-WINDOW_S = 4.0
+WINDOW_S = 2.0
 DEADLINE_S = 60.0
 
 
@@ -38,7 +38,7 @@ class Tenants:
         self.node = Sandbox(folder=self.root)
         self.node.start_node("l4")
         self.set("--nvml-lag-ms", "500", "--nvml-step", "1")
-        self.gpu = str(self.node.books()["gpus"][0]["uuid"])
+        self.gpu = self.node.gpu()
         self.environment = self.node.environment(bare=True)
 
     def set(self, *words: str) -> None:
@@ -86,6 +86,15 @@ class Tenants:
         wait_s(WINDOW_S)
         used = [after - first for after, first in zip(self.used_ns(), before, strict=True)]
         return [100 * each / sum(used) for each in used]
+
+    def come_to(self, shares: Sequence[float], *, tolerance: float) -> None:
+        """Until two windows in a row are right together, each share within its part `tolerance`."""
+        seen: list[list[float]] = []
+        deadline_s = time.monotonic() + DEADLINE_S
+        wanted = [pytest.approx(share, rel=tolerance) for share in shares]
+        while len(seen) < 2 or [sum(both) / 2 for both in zip(*seen[-2:], strict=True)] != wanted:
+            assert time.monotonic() < deadline_s, f"{shares} wanted, in windows of {WINDOW_S} s: {seen}"
+            seen.append(self.parts())
 
     def lent(self, number: int) -> int:
         """What is lent to one now."""
@@ -155,10 +164,8 @@ def test_shares_hold_against_each_other(
     tenants: Tenants, shares: list[float], kernels: list[str], tolerance: float
 ) -> None:
     with competing(tenants, shares, kernels, ComputePolicy.STRICT) as held:
-        wait_s(SETTLE_S)
-        parts = tenants.parts()
+        tenants.come_to(shares, tolerance=tolerance)
         books = tenants.used_ns()
-    assert parts == [pytest.approx(share, rel=tolerance) for share in shares]
     told = [held.paced[str(path)] for path in tenants.shares]
     assert [each["escape"] for each in told] == [""] * len(shares)
     # What is billed is what the driver's own books say, but for what NVML has not told yet.
@@ -172,27 +179,29 @@ def test_an_idle_share_is_lent_and_comes_back(tenants: Tenants) -> None:
         wait_until(lambda: tenants.lent(0) == 0, "the loan from before the other's start ends")
         tenants.order(1, "pause")
         wait_until(lambda: tenants.lent(0) == 70_000, "an idle share is lent")
-        assert tenants.parts()[0] > 95
+        wait_until(lambda: tenants.parts()[0] > 95, "the borrower has all of the GPU")
         tenants.order(1, "go")
         wait_until(lambda: tenants.lent(0) == 0, "the owner has its share back")
-        wait_s(SETTLE_S)
-        assert tenants.parts() == [pytest.approx(share, rel=0.2) for share in (30, 70)]
+        tenants.come_to((30, 70), tolerance=0.2)
 
 
 def test_a_strict_share_alone_gets_no_more_than_its_own(tenants: Tenants) -> None:
     with competing(tenants, [30], ["k_1ms"], ComputePolicy.STRICT):
-        before, start_s = tenants.used_ns()[0], time.monotonic()
-        wait_s(WINDOW_S)
-        part = (tenants.used_ns()[0] - before) / (time.monotonic() - start_s) / 1e9
-    assert 0.2 < part < 0.34
+
+        def part() -> float:
+            before, start_s = tenants.used_ns()[0], time.monotonic()
+            wait_s(2 * WINDOW_S)
+            used = (tenants.used_ns()[0] - before) / (time.monotonic() - start_s) / 1e9
+            assert used < 0.34
+            return used
+
+        wait_until(lambda: part() > 0.2, "it gets what is its own")
 
 
 def test_high_priority_gets_the_idle_time_first(tenants: Tenants) -> None:
     with competing(tenants, [20, 20], ["k_1ms", "k_1ms"], ComputePolicy.FAIR, high=1):
         wait_until(lambda: tenants.lent(1) > 0, "high priority is lent what nobody has reserved")
-        wait_s(SETTLE_S / 2)
-        low, high = tenants.parts()
-    assert high > 2 * low
+        tenants.come_to((20, 80), tolerance=0.3)
 
 
 def test_without_a_reservation_a_share_makes_way(tenants: Tenants) -> None:
@@ -200,5 +209,4 @@ def test_without_a_reservation_a_share_makes_way(tenants: Tenants) -> None:
         assert tenants.parts() == [100]
         tenants.start("k_1ms")
         wait_until(lambda: tenants.lent(0) == 40_000, "the share without a reservation gets a number")
-        wait_s(SETTLE_S)
-        assert tenants.parts() == [pytest.approx(40, rel=0.2), pytest.approx(60, rel=0.2)]
+        tenants.come_to((40, 60), tolerance=0.2)

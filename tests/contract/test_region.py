@@ -16,7 +16,7 @@ from aliquot_api import names
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "shim" / "include" / "aliquot_region.h"
-BOOKS = ROOT / "shim" / "src" / "books.c"
+SUMS = ROOT / "shim" / "src" / "sums.h"
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "aq_quota": region.QuotaLayout,
@@ -107,7 +107,7 @@ def test_each_constant_has_its_c_value(name: str, compiled: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("name", ["SANE_BYTES", "SANE_CONTEXTS"])
 def test_what_is_no_count_is_the_same_for_the_shim(name: str) -> None:
-    defined = re.search(rf"^#define {name} +\(1ULL << (\d+)\)$", BOOKS.read_text(), re.MULTILINE)
+    defined = re.search(rf"^#define {name} +\(1ULL << (\d+)\)$", SUMS.read_text(), re.MULTILINE)
     assert defined is not None
     assert getattr(region, name) == 1 << int(defined[1])
 

@@ -18,6 +18,8 @@ from tests.gpu.driver import Driver
 
 SHARES: Final = Path(names.CONTAINER_SHARES_DIR)
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
+_BESIDE: Final = SHARES.with_name("shares-beside")
+_INSIDE: Final = ("unshare", "--mount", "sh", "-ec", 'mount --bind "$0" "$1"; shift; exec "$@"')
 _PACKAGES: Final = os.pathsep.join(str(ROOT / name) for name in (".", "api", "node-agent"))
 
 
@@ -37,22 +39,38 @@ class Container(Protocol):
     def share(self, *, limit_bytes: int, cores_percent: int = 0, name: str = "share-0") -> Path:
         """Makes the share `name`, in place of the one of that name."""
 
+    def beside(self, name: str) -> "Container":
+        """Another one with shares of its own, on the same GPU."""
+
+    def outside(self) -> dict[str, str]:
+        """Environment of a program that is in none, and sees the GPU."""
+
 
 @dataclass(kw_only=True)
 class Real:
     """This machine's first GPU. The shares lie where the shim looks for them, and go at the end."""
 
     gpu: str
+    shares: Path = SHARES
     simulated: bool = False
 
     def command(self, *command: str, bare: bool) -> tuple[list[str], dict[str, str]]:
-        environment = dict(os.environ) | {"PYTHONPATH": _PACKAGES, "CUDA_VISIBLE_DEVICES": self.gpu}
+        environment = self.outside()
         if not bare:
             environment["LD_PRELOAD"] = str(SHIM)
-        return list(command), environment
+        inside = [] if self.shares == SHARES else [*_INSIDE, str(self.shares), str(SHARES)]
+        return [*inside, *command], environment
 
     def share(self, *, limit_bytes: int, cores_percent: int = 0, name: str = "share-0") -> Path:
-        return _share(SHARES / name, gpu=self.gpu, limit_bytes=limit_bytes, cores_percent=cores_percent)
+        return _share(self.shares / name, gpu=self.gpu, limit_bytes=limit_bytes, cores_percent=cores_percent)
+
+    def beside(self, name: str) -> "Real":
+        shares = _BESIDE / name
+        shares.mkdir(parents=True)
+        return Real(gpu=self.gpu, shares=shares)
+
+    def outside(self) -> dict[str, str]:
+        return dict(os.environ) | {"PYTHONPATH": _PACKAGES, "CUDA_VISIBLE_DEVICES": self.gpu}
 
 
 @dataclass(kw_only=True)
@@ -70,6 +88,12 @@ class Simulated:
     def share(self, *, limit_bytes: int, cores_percent: int = 0, name: str = "share-0") -> Path:
         path = self.sandbox.shares / name
         return _share(path, gpu=self.gpu, limit_bytes=limit_bytes, cores_percent=cores_percent)
+
+    def beside(self, name: str) -> "Simulated":
+        return Simulated(sandbox=self.sandbox.beside(name), gpu=self.gpu)
+
+    def outside(self) -> dict[str, str]:
+        return self.sandbox.environment(bare=True) | {"PYTHONPATH": _PACKAGES}
 
 
 def _share(path: Path, *, gpu: str, limit_bytes: int, cores_percent: int) -> Path:
@@ -100,6 +124,7 @@ def real() -> Iterator[Real]:
         yield Real(gpu=gpu)
     finally:
         shutil.rmtree(SHARES)
+        shutil.rmtree(_BESIDE, ignore_errors=True)
 
 
 @contextmanager
@@ -107,7 +132,7 @@ def simulated(folder: Path) -> Iterator[Simulated]:
     """A simulated H200."""
     sandbox = Sandbox(folder=folder)
     sandbox.start_node("h200")
-    yield Simulated(sandbox=sandbox, gpu=str(sandbox.books()["gpus"][0]["uuid"]))
+    yield Simulated(sandbox=sandbox, gpu=sandbox.gpu())
 
 
 def run(

@@ -4,22 +4,26 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aliquot_agent import region, sharedir
+from aliquot_api.config import ComputePolicy
 from shim.tests.sandbox import ROOT, SIM
 from tests.bench.shim.measuring import build, lines
 from tests.gpu import elf
 from tests.gpu.container import Container, python, run
 from tests.gpu.driver import Nvml
+from tests.testkit.holder import holding
 
 GIB: Final = 1 << 30
 UNLIMITED_BYTES: Final = 1 << 45
 TORCH_SECONDS: Final = 5
 SHARES_PERCENT: Final = (25, 50, 75)
+COMPANY_PERCENT: Final = (30, 70)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,7 @@ def jax(container: Container) -> Answers:
 
 
 def compute(container: Container) -> Answers:
-    """Part of the unpaced rate that shares give, alone; then 30 and 70 together."""
+    """Part of the unpaced rate that shares give, alone."""
     if missing := _lacks(container, "torch"):
         return missing
     answers: dict[str, Any] = {}
@@ -134,6 +138,30 @@ def namespaces(container: Container) -> Answers:
     return answers
 
 
+def company(container: Container) -> Answers:
+    """Part of the GPU that 30 and 70 % get when both want all of it: by prices alone, and corrected."""
+    prepared = [(container.beside(str(percent)), percent) for percent in COMPANY_PERCENT]
+    if run(prepared[0][0], "true", bare=True).returncode:
+        return Skipped(missing="the right to make mount namespaces, in which each tenant finds its own share")
+    rounds = _text(container, *python("busy", "calibrate"), bare=True).strip()
+    warm_s, count_s = (1, 2) if container.simulated else (5, 10)
+    command = python("busy", rounds, str(warm_s), str(count_s))
+    bare = _rates([container.command(*command, bare=True)])[0]
+    shares = [where.share(limit_bytes=4 * GIB, cores_percent=percent) for where, percent in prepared]
+
+    def parts() -> dict[str, float]:
+        rates = _rates([where.command(*command, bare=False) for where, _ in prepared])
+        return {
+            f"{percent} %": round(rate / bare, 3) for rate, (_, percent) in zip(rates, prepared, strict=True)
+        }
+
+    answers: dict[str, Any] = {"kernels per s, bare": round(bare), "by prices": parts()}
+    if run(container, sys.executable, "-c", "import pynvml", bare=True).returncode:
+        return answers | {"corrected": "not tried: no Python package nvidia-ml-py"}
+    with holding(shares, environment=container.outside(), policy=ComputePolicy.STRICT):
+        return answers | {"corrected": parts()}
+
+
 SECTIONS: Final[Mapping[str, Callable[[Container], Answers]]] = {
     "environment": environment,
     "assumptions": assumptions,
@@ -141,6 +169,7 @@ SECTIONS: Final[Mapping[str, Callable[[Container], Answers]]] = {
     "pytorch": pytorch,
     "jax": jax,
     "compute": compute,
+    "company": company,
     "namespaces": namespaces,
 }
 
@@ -159,6 +188,25 @@ def _text(container: Container, *command: str, bare: bool = False) -> str:
 
 def _json(container: Container, *command: str, bare: bool = False) -> dict[str, Any]:
     return dict(json.loads(_text(container, *command, bare=bare)))
+
+
+def _rates(programs: Sequence[tuple[list[str], dict[str, str]]]) -> list[float]:
+    """Kernels per second of `busy`, all at the same time."""
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(words, env=inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for words, inside in programs
+        ]
+        said = [process.stdout.readline() for process in running if process.stdout]
+        if said != ["ready\n"] * len(running):
+            raise RuntimeError(f"not ready: {said}")
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [float(json.loads(process.communicate(timeout=120)[0])["per_s"]) for process in running]
 
 
 def _lacks(container: Container, package: str) -> Skipped | None:

@@ -58,22 +58,33 @@ def test_with_the_webhook_dead_gpu_pods_are_refused_and_others_start(tenant: Ten
     tenant.bed.wait_for_pod("plain", tenant.namespace)
 
 
-def test_with_the_webhook_dead_the_agent_refuses_a_privileged_pod_and_tells_it(
+def test_with_the_webhook_dead_the_agent_refuses_pods_that_could_lift_their_limit_and_tells_them(
     tenant: Tenant, bed: Cluster, request: pytest.FixtureRequest
 ) -> None:
     bed.api.create(hand_written_claim("1000Mi"), namespace=tenant.namespace)
     request.getfixturevalue("webhook_is_dead")
-    pod = claiming_pod("root")
-    pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    tenant.create(pod)
+    host = {"name": "host", "hostPath": {"path": "/var/lib"}}
+    mount = {"name": "host", "mountPath": "/host"}
+    lifters: list[tuple[str, Object, Object]] = [
+        ("securityContext.privileged", {}, {"securityContext": {"privileged": True}}),
+        ("capabilities.add", {}, {"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}),
+        ("spec.hostPID", {"hostPID": True}, {}),
+        ("hostPath.path", {"volumes": [host]}, {"volumeMounts": [mount]}),
+    ]
+    for number, (field, spec, container) in enumerate(lifters):
+        name = f"lifter-{number}"
+        pod = claiming_pod(name)
+        pod["spec"] |= spec
+        pod["spec"]["containers"][0] |= container
+        tenant.create(pod)
 
-    def told() -> str | None:
-        events = bed.api.list("events", tenant.namespace, fields="reason=GPUShareRefused")
-        return next((each["message"] for each in events if each["involvedObject"]["kind"] == "Pod"), None)
+        def told(name: str = name, field: str = field) -> bool:
+            events = bed.api.list("events", tenant.namespace, fields="reason=GPUShareRefused")
+            return any(each["involvedObject"]["name"] == name and field in each["message"] for each in events)
 
-    message = bed.wait_for(told, what="an event on the pod", timeout_s=60)
-    assert "container main of pod root is privileged" in message
-    assert bed.get("pods", "root", tenant.namespace)["status"]["phase"] == "Pending"
+        bed.wait_for(told, what=f"an event on pod {name}", timeout_s=60)
+        assert bed.get("pods", name, tenant.namespace)["status"]["phase"] == "Pending"
+        bed.delete("pods", name, tenant.namespace)
 
 
 def test_a_killed_agent_comes_back_and_running_pods_keep_their_limit(

@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from aliquot_agent.mpswatch import EVENT
 from aliquot_api import names
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
@@ -94,21 +95,59 @@ def test_each_way_has_its_gpu_and_leaves_nothing(shared: Installation) -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1000M" in environment
     assert "CUDA_MPS" not in bed.exec("timeslice", ["env"], tenant.namespace)
 
+    old = replace_the_agent(shared, tenant)
     lose_the_daemon(shared, tenant)
     tenant.remove()
+    bed.wait_for(lambda: agent_of(shared, old) is None, what="the old pod to end", timeout_s=60)
     bed.wait_for(lambda: settings(shared) == PLAIN, what="every GPU to be plain again", timeout_s=30)
     [node] = bed.nodes
     directories = ["/usr/bin/find", "/run/aliquot-agent", "-path", "*/mps/*"]
     bed.wait_for(lambda: not bed.node_exec(node, directories).split(), what="no directory of a daemon")
 
 
+def agent_of(shared: Installation, uid: str) -> Object | None:
+    """An agent's pod, while it is there."""
+    pods = shared.bed.list("pods", NAMESPACE, labels="app.kubernetes.io/name=aliquot-agent")
+    return next((pod for pod in pods if pod["metadata"]["uid"] == uid), None)
+
+
+def replace_the_agent(shared: Installation, tenant: Tenant) -> str:
+    """Its programs go on, and so the old pod, whose UID this is; the new one gives the next share."""
+    old = str(shared.pod_of("aliquot-agent")["metadata"]["uid"])
+    shared.bed.kubectl("-n", NAMESPACE, "rollout", "restart", "daemonset/aliquot-agent")
+
+    def ending() -> bool:
+        [status] = [
+            each
+            for each in (agent_of(shared, old) or {})["status"]["containerStatuses"]
+            if each["name"] == "agent"
+        ]
+        return "terminated" in status["state"]
+
+    shared.bed.wait_for(ending, what="the old agent to end", timeout_s=60)
+    tenant.create(asking("during", "mps", command=["elastic", "100"]))
+    tenant.wait_said("during", "full")
+    assert "error" not in tenant.said("mps")
+    left = agent_of(shared, old)
+    assert left is not None
+    assert "deletionTimestamp" in left["metadata"]
+    return old
+
+
 def lose_the_daemon(shared: Installation, tenant: Tenant) -> None:
-    """Its tenants' programs end with a clear error; the next ones find a new daemon."""
+    """Its tenants' programs end with a clear error, and it is said; the next ones find a new daemon."""
     agent = shared.pod_of("aliquot-agent")["metadata"]["name"]
     kill = "kill -9 $(cat /run/aliquot-agent/mps/*/pipe/nvidia-cuda-mps-control.pid)"
     shared.bed.exec(agent, ["sh", "-c", kill], NAMESPACE, container="sharing")
     error = shared.bed.wait_for(lambda: tenant.said("mps").get("error"), what="the program to fail")
     assert error["result"] == RPC_FAILURE
+    shared.bed.wait_for(
+        lambda: EVENT in {event["reason"] for event in shared.bed.events_of(tenant.pod("mps"))},
+        what="the event of its pod",
+    )
+    [node] = shared.bed.nodes
+    lost = 'aliquot_gpu_mps_daemon_lost_total{gpu_uuid="%s"} 1.0'
+    assert lost % gpu_of(shared, tenant, "mps")["uuid"]["string"] in shared.metrics(node)
     for name in ("shim", "timeslice"):
         assert "error" not in tenant.said(name)
     tenant.delete("late")

@@ -2,8 +2,9 @@
 """The agent's thread that holds cores, alone: for shares that were made by hand on a simulated node.
 
 `python -m tests.testkit.holder DIRECTORY[=POLICY[,PRIORITY]]…` holds them until its standard input ends, then
-prints what it knows of each as JSON. It takes what a quota says as reserved, and whose a process is from the
-ledgers' slots, so all has to be in one pid namespace. `holding` runs it for a test or benchmark.
+prints what it knows of each as JSON. It takes what a quota says as reserved, until a line `MILLIPERCENT
+DIRECTORY` says otherwise, and whose a process is from the ledgers' slots, so all has to be in one pid
+namespace. `holding` runs it for a test or benchmark.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from aliquot_agent import sharedir
 from aliquot_agent.attribution import Key
@@ -31,8 +32,14 @@ class Holding:
     """A running holder; `paced` once it has ended."""
 
     pid: int
+    orders: IO[str]
     paced: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By share directory: the fields of pacing.Paced."""
+
+    def reserve(self, share: Path, percent: float) -> None:
+        """A live change of what is reserved; it counts within a second."""
+        self.orders.write(f"{round(percent * 1000)} {share}\n")
+        self.orders.flush()
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def holding(
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == "holding\n"
-        holding = Holding(process.pid)
+        holding = Holding(process.pid, process.stdin)
         try:
             yield holding
         finally:
@@ -92,17 +99,19 @@ def _users(shares: Sequence[PacedShare]) -> dict[int, Key]:
 
 def main(words: Sequence[str]) -> None:
     """Holds until standard input ends."""
-    shares = [_share(word) for word in words]
+    by_path = {str(share.path): share for share in map(_share, words)}
     nvml = Nvml()
     nvml.inventory()
     compute = Compute(
-        shares=lambda: shares,
-        users=lambda: _users(shares),
+        shares=lambda: list(by_path.values()),
+        users=lambda: _users(list(by_path.values())),
         use=lambda gpu_uuid, since_us: nvml.use(gpu_uuid, since_us=since_us),
     )
     compute.start()
     print("holding", flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        millipercent, _, path = line.strip().partition(" ")
+        by_path[path] = dataclasses.replace(by_path[path], reserved_millipercent=int(millipercent))
     paced = {key[1]: dataclasses.asdict(found) for key, found in compute.paced().items()}
     compute.stop()
     print(json.dumps(paced), flush=True)

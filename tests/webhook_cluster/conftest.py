@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.cluster.binaries import DEFAULT_KUBERNETES
+from tests.system.installation import gates, kubernetes_version
 from tests.webhook_cluster.installation import Installation, gpu_slice
 
 L4_MIB = 23034
@@ -24,9 +24,7 @@ def cluster() -> Iterator[Cluster]:
     if attached:
         yield Cluster.attach(attached)
         return
-    version = os.environ.get("KUBERNETES", DEFAULT_KUBERNETES)
-    gates = {"DRAConsumableCapacity": True} if version == "1.35" else {}
-    with Cluster.up(name="webhook", nodes=2, kubernetes=version, gates=gates) as cluster:
+    with Cluster.up(name="webhook", nodes=2, kubernetes=kubernetes_version(), gates=gates()) as cluster:
         yield cluster
 
 

@@ -166,12 +166,18 @@ class Installation:
         )
         return answer.stdout.decode()
 
-    def memory_bytes(self, name: str) -> int:
-        """Resident memory of a process and its children."""
+    def metric(self, name: str, series: str) -> float:
+        """The present value of a process's series, 0 if it has none."""
+        for line in self.page(name, "/metrics").splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def memory_bytes(self, name: str) -> list[int]:
+        """Resident memory of a process and of each of its children: a webhook's master, its workers."""
         pid = self._processes[name].pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in (pid, *children)]
-        return sum(pages) * 4096
+        return [int(Path(f"/proc/{each}/statm").read_text().split()[1]) * 4096 for each in (pid, *children)]
 
     def wait_ready(self) -> None:
         """Until a GPU pod gets an answer from us, and the controller leads."""

@@ -52,7 +52,7 @@ def budgeted(cluster: Cluster, namespace: str) -> str:
 
 
 def test_pods_are_admitted_up_to_the_budget_and_what_goes_can_be_had_again(
-    cluster: Cluster, budgeted: str
+    cluster: Cluster, installation: Installation, budgeted: str
 ) -> None:
     cluster.api.create(pod("a", budgeted, container(gpumem=6000)))
     cluster.api.create(pod("b", budgeted, container(gpumem=4000)))
@@ -62,6 +62,9 @@ def test_pods_are_admitted_up_to_the_budget_and_what_goes_can_be_had_again(
     wait_allocated(cluster, budgeted, "a")
     wait_allocated(cluster, budgeted, "b")
     wait_used(cluster, budgeted, "10000Mi", consumed="10000Mi")
+    for kind in ("limit", "used", "consumed"):
+        series = f'aliquot_budget{{kind="{kind}",namespace="{budgeted}",resource="memory"}}'
+        assert installation.metric("controller", series) == 10000 * 2**20, kind
 
     cluster.delete("pods", "a", budgeted, grace_s=0)
     wait_used(cluster, budgeted, "4000Mi", consumed="4000Mi")

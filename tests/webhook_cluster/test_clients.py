@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from tests.cluster import Cluster, pki
+from tests.system.installation import gates, kubernetes_version
 from tests.testkit.chart import render
 from tests.webhook_cluster.installation import Installation, container, pod
 
@@ -39,7 +40,13 @@ def test_only_an_api_server_with_its_certificate_is_answered(tmp_path: Path) -> 
     flags = (f"--admission-control-config-file={tmp_path / 'admission.yaml'}",)
     given = {"client_authority": clients / "ca.crt", "client_names": "kube-apiserver"}
 
-    with Cluster.up(name="webhook-clients", nodes=1, api_server_flags=flags) as cluster:
+    with Cluster.up(
+        name="webhook-clients",
+        nodes=1,
+        kubernetes=kubernetes_version(),
+        gates=gates(),
+        api_server_flags=flags,
+    ) as cluster:
         installation = Installation(cluster, tmp_path)
         try:
             installation.install(given)

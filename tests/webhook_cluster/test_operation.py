@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from aliquot_api import names
 from aliquot_webhook import certs
 from tests.cluster import ApiError, Cluster
+from tests.system.installation import kubernetes_version
 from tests.testkit.chart import NAMESPACE, render
 from tests.webhook_cluster.installation import (
     CONFIGURATIONS,
@@ -383,7 +385,8 @@ def test_it_goes_on_after_a_restart_of_the_api_server(
 
 
 def test_a_server_without_the_gate_is_told_so(tmp_path: Path) -> None:
-    with Cluster.up(name="webhook-off", nodes=1, gates={"DRAConsumableCapacity": False}) as cluster:
+    off = {names.CONSUMABLE_CAPACITY_GATE: False}
+    with Cluster.up(name="webhook-off", nodes=1, kubernetes=kubernetes_version(), gates=off) as cluster:
         installation = Installation(cluster, tmp_path)
         try:
             installation.install()

@@ -15,6 +15,7 @@ import pytest
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.rewrite import Patch, rewrite
 from tests.cluster import ApiError, Cluster
+from tests.system.installation import kubernetes_version
 from tests.unit.webhook.kit import H100, apply, inventory
 from tests.webhook_cluster.conftest import opted_in
 from tests.webhook_cluster.installation import Installation, container, gpu_slice, pod
@@ -23,7 +24,7 @@ SIZE_MIB = 81559
 LIMIT_S = 2.0
 """Twice what docs/semantics.md promises: processors of test machines differ."""
 KNOWN = inventory([H100] * 8)
-POLICY = Policy(count_is_distinct=os.environ.get("KUBERNETES") != "1.35")
+POLICY = Policy(count_is_distinct=kubernetes_version() != "1.35")
 
 Containers = list[dict[str, Any]]
 BUSY: Containers = [container(gpumem=70000, gpucores=99)] * 8

@@ -33,13 +33,6 @@ def _is_allocated(cluster: Cluster, namespace: str, name: str) -> bool:
     return "allocation" in cluster.get("resourceclaims", name, namespace).get("status", {})
 
 
-def _metric(installation: Installation, name: str) -> float:
-    for line in installation.page("controller", "/metrics").splitlines():
-        if line.startswith(f"{name} "):
-            return float(line.split()[1])
-    return -1  # not up yet
-
-
 def test_they_are_released_with_an_event(cluster: Cluster, installation: Installation, orphans: str) -> None:
     cluster.wait_for(
         lambda: (
@@ -54,7 +47,7 @@ def test_they_are_released_with_an_event(cluster: Cluster, installation: Install
     events = [each for each in cluster.list("events", orphans) if each["reason"] == "StaleClaimReleased"]
     assert len(events) == 2
     assert all("are gone or have ended" in each["message"] for each in events)
-    assert _metric(installation, "aliquot_controller_stale_claims_released_total") >= 2
+    assert installation.metric("controller", "aliquot_controller_stale_claims_released_total") >= 2
 
     cluster.api.create(pod_with("again", orphans, {"name": "gpu", "resourceClaimName": "mine"}))
     cluster.wait_for(lambda: _is_allocated(cluster, orphans, "mine") or None, what="another allocation")
@@ -65,7 +58,7 @@ def test_a_dry_run_only_says_so(cluster: Cluster, installation: Installation, or
     installation.start("controller", stale_claims="report")
     try:
         cluster.wait_for(
-            lambda: _metric(installation, "aliquot_controller_stale_claims") == 2 or None,
+            lambda: installation.metric("controller", "aliquot_controller_stale_claims") == 2 or None,
             what="both to be counted",
         )
         reasons = [each["reason"] for each in cluster.list("events", orphans)]

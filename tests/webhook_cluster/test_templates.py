@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aliquot_webhook.claims import ClaimTemplate
-from aliquot_webhook.kube import ApiError, Kube
+from aliquot_webhook.kube import ApiError, Keep, Kube, whole
 from aliquot_webhook.templates import SELECTOR, collection
 from aliquot_webhook.wire import JsonObject, dig
 from tests.cluster import Cluster
@@ -34,8 +34,10 @@ class RealWorld:
     def call(self, *args: Any, **kwargs: Any) -> JsonObject:
         return self._kube.call(*args, **kwargs)
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        found, version = self._kube.list_all(path, query)
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
+        found, version = self._kube.list_all(path, query, keep)
         if path.endswith("/resourceclaimtemplates"):
             found = [each for each in found if dig(each, "metadata", "name") == self.template.name]
         return found, version

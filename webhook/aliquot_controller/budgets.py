@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_webhook import ledger
-from aliquot_webhook.amounts import Amounts, Thing, of_allocation, of_claim, uses
+from aliquot_webhook.amounts import Amounts, Thing, of_allocation, of_claim
 from aliquot_webhook.budgets import Budgets, Cap
 from aliquot_webhook.charges import (
     LEDGERS,
@@ -22,10 +22,11 @@ from aliquot_webhook.charges import (
     ChargeUnavailable,
     claim_entries,
     ledger_path,
+    our_claims,
 )
 from aliquot_webhook.kube import MERGE_PATCH, ApiError, ListApi
 from aliquot_webhook.ledger import Book, Entries, Entry
-from aliquot_webhook.resizes import wishes
+from aliquot_webhook.resizes import annotation_of, wishes
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject, dig, obj, text
 
@@ -117,8 +118,8 @@ class BudgetKeeper:
         self._delete_unused(namespaces)
 
     def _reconcile(self, namespace: str) -> Usage:
-        claims, _ = self._api.list_all(f"{ROOT}/namespaces/{namespace}/resourceclaims", {})
-        ours = [claim for claim in claims if uses(claim.get("spec"), classes=self._classes)]
+        path = f"{ROOT}/namespaces/{namespace}/resourceclaims"
+        ours, _ = self._api.list_all(path, {}, our_claims(self._classes))
         there = claim_entries(ours, classes=self._classes, whole_bytes=self._whole_bytes())
         entries = self._charges.change(
             namespace,
@@ -149,7 +150,7 @@ class BudgetKeeper:
         self, namespace: str, claims: Sequence[JsonObject], there: Mapping[str, Entry]
     ) -> dict[str, Amounts]:
         """What claims count as by UID, with the limits that pods wish at present."""
-        pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {})
+        pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {}, _with_wishes)
         wished = wishes(pods, {text(dig(claim, "metadata", "name")): claim for claim in claims})
         needed: dict[str, Amounts] = {}
         for claim in claims:
@@ -213,6 +214,11 @@ class ClaimSink:
     def remove(self, gone: JsonObject) -> None:
         """This one is gone."""
         self._gone(text(dig(gone, "metadata", "namespace")), text(dig(gone, "metadata", "uid")))
+
+
+def _with_wishes(pod: JsonObject) -> JsonObject | None:
+    """Pods whose annotation says something about limits."""
+    return None if annotation_of(pod) is None else pod
 
 
 def _tell(namespace: str, error: ChargeUnavailable) -> None:

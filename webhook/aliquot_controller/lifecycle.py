@@ -18,7 +18,7 @@ from aliquot_webhook import settings as webhook
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import capacity_problem
 from aliquot_webhook.templates import ROOT, SELECTOR, collection
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_webhook.wire import JsonObject, dig, items, obj, only, text
 
 _AGENT_LABELS: Final = "app.kubernetes.io/name in (aliquot-agent, aliquot-sim)"
 _CLEANERS: Final = "aliquot-clean-nodes"
@@ -41,8 +41,8 @@ def check_install(api: ListApi, settings: ControllerSettings) -> Iterator[str]:
 
 def check_uninstall(api: ListApi, settings: ControllerSettings) -> Iterator[str]:
     """Why it must not be removed."""
-    claims, _ = api.list_all(f"{ROOT}/resourceclaims", {})
-    used = sorted(_name(claim) for claim in claims if _is_ours(claim))
+    claims, _ = api.list_all(f"{ROOT}/resourceclaims", {}, _ours)
+    used = sorted(map(_name, claims))
     if used:
         yield (
             f"claims in use: {_some(used)}. Without the node agent their pods cannot end in order:"
@@ -102,9 +102,11 @@ def run(command: str, *, api: ListApi, settings: ControllerSettings) -> int:
     return 1 if reasons else 0
 
 
-def _is_ours(claim: JsonObject) -> bool:
+def _ours(claim: JsonObject) -> JsonObject | None:
     results = items(dig(claim, "status", "allocation", "devices", "results"))
-    return any(text(obj(result).get("driver")) == names.DRIVER for result in results)
+    if any(text(obj(result).get("driver")) == names.DRIVER for result in results):
+        return only(claim, metadata=("namespace", "name"))
+    return None
 
 
 def _is_everywhere(daemonset: JsonObject) -> bool:

@@ -66,6 +66,7 @@ class Runtime:
                 path=f"{ROOT}/resourceclaims",
                 query={},
                 sink=ClaimSink(gone=self._budgets.gone),
+                keep=lambda claim: None,  # deletions are all that counts
             ),
         )
         self._collector = TemplateCollector(api=kube, on_delete=self._metrics.template_deleted)

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from aliquot_api import names
 from aliquot_webhook.kube import MERGE_PATCH, ApiError, ListApi
 from aliquot_webhook.templates import ROOT
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_webhook.wire import JsonObject, dig, items, obj, only, text
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +64,16 @@ class StaleClaimFinder:
 
     def look(self) -> int:
         """Release or report what is due; how many stale claims are left. Raises ApiError."""
-        claims, _ = self._api.list_all(f"{ROOT}/resourceclaims", {})
+        claims, _ = self._api.list_all(f"{ROOT}/resourceclaims", {}, _held)
         held: dict[str, list[JsonObject]] = {}
         for claim in claims:
-            if _is_held(claim):
-                held.setdefault(text(dig(claim, "metadata", "namespace")), []).append(claim)
+            held.setdefault(text(dig(claim, "metadata", "namespace")), []).append(claim)
         suspects: dict[str, _Suspect] = {}
         stale = 0
         for namespace, candidates in sorted(held.items()):
             # After the claims were read: a pod that reserved one is in this list, or is gone.
-            living = _living(self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {})[0])
+            pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {}, _living)
+            living = {text(dig(pod, "metadata", "uid")) for pod in pods}
             for claim in candidates:
                 if living.isdisjoint(_pods_of(claim)):
                     uid = text(dig(claim, "metadata", "uid"))
@@ -138,13 +138,16 @@ class StaleClaimFinder:
             self._api.call("DELETE", path, body=options)
 
 
-def _is_held(claim: JsonObject) -> bool:
-    """Allocated from our GPUs, and not for something that is no pod."""
+def _held(claim: JsonObject) -> JsonObject | None:
+    """What counts of a claim that is allocated from our GPUs, and not for something that is no pod."""
     results = items(dig(claim, "status", "allocation", "devices", "results"))
     consumers = items(dig(claim, "status", "reservedFor"))
-    return any(dig(each, "driver") == names.DRIVER for each in results) and all(
+    if any(dig(each, "driver") == names.DRIVER for each in results) and all(
         dig(each, "resource") == "pods" and not dig(each, "apiGroup") for each in consumers
-    )
+    ):
+        about = ("name", "namespace", "uid", "resourceVersion", "ownerReferences")
+        return only(claim, metadata=about, status=("reservedFor",))
+    return None
 
 
 def _pods_of(claim: JsonObject) -> set[str]:
@@ -168,5 +171,6 @@ def _owner(claim: JsonObject) -> JsonObject | None:
     return None
 
 
-def _living(pods: list[JsonObject]) -> set[str]:
-    return {text(dig(pod, "metadata", "uid")) for pod in pods if dig(pod, "status", "phase") not in _ENDED}
+def _living(pod: JsonObject) -> JsonObject | None:
+    """The UID of a pod that has not ended."""
+    return None if dig(pod, "status", "phase") in _ENDED else only(pod, metadata=("uid",))

@@ -13,7 +13,7 @@ from typing import Final
 
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.templates import ROOT, SELECTOR, collection, keep_until, parse_timestamp
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_webhook.wire import JsonObject, dig, items, obj, only, text
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +38,23 @@ class TemplateCollector:
 
     def collect(self) -> int:
         """Delete what is due now; how many that were. Raises ApiError if a list cannot be read."""
-        templates, _ = self._api.list_all(f"{ROOT}/resourceclaimtemplates", {"labelSelector": SELECTOR})
+        path = f"{ROOT}/resourceclaimtemplates"
+        templates, _ = self._api.list_all(path, {"labelSelector": SELECTOR}, self._due)
         due: dict[str, list[JsonObject]] = {}
         for template in templates:
-            if _stays_until(template) < self._now():
-                due.setdefault(text(dig(template, "metadata", "namespace")), []).append(template)
+            due.setdefault(text(dig(template, "metadata", "namespace")), []).append(template)
         deleted = 0
         for namespace, candidates in sorted(due.items()):
             # After the templates were read: a pod admitted with one of them is in this list by now.
-            pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {})
+            pods, _ = self._api.list_all(f"/api/v1/namespaces/{namespace}/pods", {}, _claims)
             used = _used(pods)
             for template in candidates:
                 if text(dig(template, "metadata", "name")) not in used:
                     deleted += self._delete(namespace, template)
         return deleted
+
+    def _due(self, template: JsonObject) -> JsonObject | None:
+        return template if _stays_until(template) < self._now() else None
 
     def _delete(self, namespace: str, template: JsonObject) -> int:
         metadata = obj(template.get("metadata"))
@@ -85,6 +88,11 @@ def _stays_until(template: JsonObject) -> datetime:
         return stated
     created = parse_timestamp(dig(template, "metadata", "creationTimestamp"))
     return (created or datetime.fromtimestamp(0, UTC)) + _UNSTAMPED_FOR
+
+
+def _claims(pod: JsonObject) -> JsonObject | None:
+    """Which claims a pod has."""
+    return only(pod, spec=("resourceClaims",)) if dig(pod, "spec", "resourceClaims") else None
 
 
 def _used(pods: Iterable[JsonObject]) -> set[str]:

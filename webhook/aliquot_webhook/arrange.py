@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aliquot_api import modes, names
+from aliquot_api.config import ShareConfig
 from aliquot_api.errors import InvalidInput
 from aliquot_api.modes import Mode
 from aliquot_webhook.candidates import Candidates
@@ -55,7 +56,7 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
     _check_count(planned, policy)
     _check_mps(planned, wishes.choice.sharing)
     apart = () if policy.count_is_distinct else tuple(each for each in planned if each.request.count > 1)
-    together = tuple(each for each in planned if each not in apart)
+    together = tuple([each for each in planned if each not in apart])
     requests = Requests(
         counts={each.name: each.request.count for each in planned},
         holder=holder,
@@ -68,7 +69,8 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
         shared = [constraint for constraint in limits if constraint["requests"][0] in theirs]
         claims.insert(0, (names.POD_CLAIM_NAME, together, shared))
     check_search([claim[1:] for claim in claims], found.everything, policy)
-    wish = replace(wishes.choice.sharing.config(), compute_policy=wishes.compute_policy)
+    mode = wishes.choice.sharing
+    wish = ShareConfig(sharing=mode.sharing, time_slice=mode.time_slice, compute_policy=wishes.compute_policy)
     return Arrangement(
         claims=tuple(
             PodClaim(name=name, template=claim_template(members, own_limits, wish))

@@ -3,12 +3,13 @@
 
 Every change names the resourceVersion that it was computed from, so that of two replicas one has to compute
 anew: no order of admissions promises more than there is. A replica begins with the ledger as it last wrote
-it, which costs one call for an admission, or for all that wait at the same moment; when that is old, or leads
-to a refusal, it reads first.
+it, which costs one call for an admission, or for all that wait at the same moment; when that leads to a
+refusal, or another replica writes as well, it reads first.
 
 The first admission after a budget appears makes the ledger from the claims that there are.
 """
 
+import random
 import threading
 import time
 import uuid
@@ -20,10 +21,10 @@ from aliquot_api import names
 from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
-from aliquot_webhook.kube import ApiError, ListApi
+from aliquot_webhook.kube import ApiError, Keep, ListApi
 from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
 from aliquot_webhook.templates import ROOT, parse_timestamp
-from aliquot_webhook.wire import JsonObject, dig, text
+from aliquot_webhook.wire import JsonObject, dig, only, text
 
 LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
 NAME: Final = "gpu"
@@ -32,6 +33,8 @@ _WAIT_S: Final = 4.0
 _LAST_WAIT_S: Final = 0.5
 """Together less than the 5 s of the webhook configuration, so that the author gets our words."""
 _MOST_REST_S: Final = 0.1
+_REST_AMONG_SEVERAL: Final = (1.0, 3.0)
+"""Times as long as usual: by chance, so that two replicas do not meet again and again."""
 _ATTEMPTS: Final = 12
 
 Change = Callable[[Entries], Entries]
@@ -95,6 +98,18 @@ def ledger_path(namespace: str) -> str:
     return f"{LEDGERS}/namespaces/{namespace}/aliquotledgers/{NAME}"
 
 
+def our_claims(classes: Collection[str]) -> Keep:
+    """What counts of claims for GPUs of `classes`: all that is read here and in `amounts`."""
+
+    def keep(claim: JsonObject) -> JsonObject | None:
+        if not amounts.uses(claim.get("spec"), classes=classes):
+            return None
+        about = ("name", "uid", "creationTimestamp")
+        return only(claim, metadata=about, spec=("devices",), status=("allocation", "devices"))
+
+    return keep
+
+
 def claim_entries(
     claims: Collection[JsonObject], *, classes: Collection[str], whole_bytes: int | None
 ) -> dict[str, Entry]:
@@ -134,6 +149,8 @@ class Charges:
         self._reservation_s = reservation_s
         self._now_s = now_s
         self._known: dict[str, _Ledger] = {}
+        self._shared: set[str] = set()
+        """Where another replica writes as well: what we know is old by the time that we write again."""
         self._queues: dict[str, _Queue] = {}
         self._guard = threading.Lock()
 
@@ -231,7 +248,10 @@ class Charges:
             self._settle(namespace, wishes)
         finally:
             ended_s = self._clock()
-            queue.rests_until_s = ended_s + min(ended_s - began_s, _MOST_REST_S)
+            rest_s = ended_s - began_s
+            if namespace in self._shared:
+                rest_s *= random.uniform(*_REST_AMONG_SEVERAL)
+            queue.rests_until_s = ended_s + min(rest_s, _MOST_REST_S)
             for wish in wishes:
                 if not wish.ended:
                     wish.end(_busy(namespace))
@@ -256,12 +276,15 @@ class Charges:
                 )
 
     def _try_to_settle(self, namespace: str, wishes: Sequence[_Wish], *, dry_run: bool) -> None:
-        known = None if dry_run else self._known.get(namespace)
+        last = self._known.get(namespace)
+        known = None if dry_run or namespace in self._shared else last
         for _ in range(_ATTEMPTS):
             wishes = self._in_time(namespace, wishes)
             if not wishes:
                 return
             before = known or self._read(namespace)
+            if last is not None and before.version == last.version:
+                self._shared.discard(namespace)
             entries = ledger.current(before.entries, now_s=self._now_s(), reservation_s=self._reservation_s)
             outcomes: list[Book | BudgetExceeded] = []
             for wish in wishes:
@@ -280,6 +303,7 @@ class Charges:
                     if error.status not in (404, 409):
                         raise
                     known = None
+                    self._shared.add(namespace)
                     continue
             for wish, outcome in zip(wishes, outcomes, strict=True):
                 wish.end(outcome)
@@ -301,7 +325,8 @@ class Charges:
         except ApiError as error:
             if error.status != 404:
                 raise
-            claims, _ = self._api.list_all(f"{ROOT}/namespaces/{namespace}/resourceclaims", {})
+            path = f"{ROOT}/namespaces/{namespace}/resourceclaims"
+            claims, _ = self._api.list_all(path, {}, our_claims(self._classes))
             entries = claim_entries(claims, classes=self._classes, whole_bytes=self._whole_bytes())
             return _Ledger(version="", entries=entries)
         return _Ledger(version=text(dig(live, "metadata", "resourceVersion")), entries=ledger.decode(live))

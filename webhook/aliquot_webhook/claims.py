@@ -9,10 +9,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Final, Literal, NotRequired, TypedDict
 
 from aliquot_api import names, quantity
-from aliquot_api.config import ShareConfig, Sharing
+from aliquot_api.config import Priority, ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_webhook.requests import GpuRequest
 from aliquot_webhook.values import value
@@ -21,8 +22,8 @@ from aliquot_webhook.wire import items, obj
 _NO_WISH: Final = ShareConfig()
 NAME_PREFIX: Final = "aliquot-"
 _HASH_DIGITS: Final = 16
-_CANONICAL: Final = json.JSONEncoder(separators=(",", ":"))
-"""Every key is written below, in one order, so nothing has to be sorted."""
+_CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+"""Every key is written below, in one order, so nothing has to be sorted; nor does anything hold itself."""
 
 
 class CapacityRequests(TypedDict):
@@ -144,21 +145,47 @@ def claim_template(
     if config:
         devices["config"] = config
     spec: ClaimSpec = {"devices": devices}
-    digest = hashlib.sha256(_CANONICAL.encode(spec).encode()).hexdigest()[:_HASH_DIGITS]
+    digest = hashlib.sha256(_canonical(devices).encode()).hexdigest()[:_HASH_DIGITS]
     return ClaimTemplate(name=f"{NAME_PREFIX}{_summary(requests)}-{digest}", spec=spec)
+
+
+def _canonical(devices: DeviceClaim) -> str:
+    """The spec with these devices as JSON. What most of it is made of is written out here, in a third of the
+    encoder's time, which would be a tenth of the whole of `rewrite`."""
+    requests = ",".join([_canonical_request(request) for request in devices["requests"]])
+    rest = {key: value for key, value in devices.items() if key != "requests"}
+    more = f",{_CANONICAL.encode(rest)[1:-1]}" if rest else ""
+    return f'{{"devices":{{"requests":[{requests}]{more}}}}}'
+
+
+def _canonical_request(request: DeviceRequest) -> str:
+    exact = request.get("exactly")
+    if exact is None or len(exact["selectors"]) != 1:
+        return _CANONICAL.encode(request)
+    capacity = ",".join([f'"{name}":"{value}"' for name, value in exact["capacity"]["requests"].items()])
+    return (
+        f'{{"name":{_quoted(request["name"])},"exactly":{{"deviceClassName":"{exact["deviceClassName"]}",'
+        f'"allocationMode":"{exact["allocationMode"]}","count":{exact["count"]},'
+        f'"capacity":{{"requests":{{{capacity}}}}},'
+        f'"selectors":[{{"cel":{{"expression":{_quoted(exact["selectors"][0]["cel"]["expression"])}}}}}]}}}}'
+    )
 
 
 def _config(requests: Sequence[PlannedRequest], wish: ShareConfig) -> list[ClaimConfig]:
     """What the agent has to do beyond holding limits."""
-    by_config: dict[ShareConfig, list[str]] = {}
+    by_kind: dict[tuple[bool, Priority | None], list[str]] = {}
     for planned in requests:
-        if planned.request.is_whole:
+        kind = planned.request.is_whole, planned.request.priority
+        by_kind.setdefault(kind, []).append(planned.name)
+    by_config: dict[ShareConfig, list[str]] = {}
+    for (is_whole, priority), names_of_kind in by_kind.items():
+        if is_whole:
             config = ShareConfig(sharing=Sharing.EXCLUSIVE)
         else:
             sharing = None if wish.sharing is Sharing.SHIM else wish.sharing  # the agent's default
-            config = replace(wish, sharing=sharing, priority=planned.request.priority)
+            config = replace(wish, sharing=sharing, priority=priority)
         if config != _NO_WISH:
-            by_config.setdefault(config, []).append(planned.name)
+            by_config.setdefault(config, []).extend(names_of_kind)
     return [
         {
             "requests": names_of_config,

@@ -7,7 +7,7 @@ fields that they do not know, and what a server dropped is exactly what we have 
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal, Protocol, Self
 from urllib.parse import urlencode
@@ -26,6 +26,15 @@ WATCH_S: Final = 60
 _PAGE: Final = "500"
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+Keep = Callable[[JsonObject], JsonObject | None]
+"""What of a list's object is kept; None for nothing. Of ten thousand objects the rest would be a lot."""
+
+
+def whole(each: JsonObject) -> JsonObject:
+    """All of it."""
+    return each
 
 
 class ApiError(Exception):
@@ -55,8 +64,10 @@ class Api(Protocol):
 class ListApi(Api, Protocol):
     """The API server, for who reads lists as well (Kube)."""
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        """All objects at `path`, and the version of the list; raises ApiError."""
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
+        """What is kept of all objects at `path`, and the version of the list; raises ApiError."""
 
 
 class Watch:
@@ -124,8 +135,10 @@ class Kube:
         ) as response:
             return _decode(response)
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        """All objects at `path`, page by page, and the resourceVersion to watch from.
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
+        """What is kept of all objects at `path`, page by page, and the resourceVersion to watch from.
 
         Without `managedFields`: nobody here reads them, and of thousands of objects they are a large part.
         """
@@ -137,7 +150,9 @@ class Kube:
                 metadata = dig(each, "metadata")
                 if isinstance(metadata, dict):
                     metadata.pop("managedFields", None)
-                found.append(obj(each))
+                kept = keep(obj(each))
+                if kept is not None:
+                    found.append(kept)
             following = text(dig(answer, "metadata", "continue"))
             if not following:
                 return found, text(dig(answer, "metadata", "resourceVersion"))

@@ -129,8 +129,10 @@ def containers_of(
             found = find(resources, path=f"spec.{section}[{index}].resources", handled=handled)
             name = text(container.get("name"))
             # LimitRanger runs again after us and puts its defaults back: the record goes before them.
-            recorded = record.get(name, {}) if record and own_entry(resources, ours) is not None else {}
-            stated = {key: value for key, value in recorded.items() if key in handled} or found.stated
+            stated = found.stated
+            if record and own_entry(resources, ours) is not None:
+                recorded = record.get(name, {})
+                stated = {key: value for key, value in recorded.items() if key in handled} or stated
             if stated:
                 yield Container(
                     section=section,

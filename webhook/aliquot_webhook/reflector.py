@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
-from aliquot_webhook.kube import ApiError, Watch
+from aliquot_webhook.kube import ApiError, Keep, Watch, whole
 from aliquot_webhook.loops import Loop
 from aliquot_webhook.wire import JsonObject, dig, obj, text
 
@@ -32,8 +32,10 @@ class Sink(Protocol):
 class ListWatch(Protocol):
     """The part of the API that a reflector needs."""
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
-        """All objects and the version to watch from."""
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
+        """What is kept of all objects, and the version to watch from."""
 
     def watch(self, path: str, query: Mapping[str, str], *, version: str) -> AbstractContextManager[Watch]:
         """Changes since `version`."""
@@ -42,12 +44,22 @@ class ListWatch(Protocol):
 class Reflector:
     """Feeds `sink`; whatever goes wrong, it lists anew after a second."""
 
-    def __init__(self, *, name: str, api: ListWatch, path: str, query: Mapping[str, str], sink: Sink) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        api: ListWatch,
+        path: str,
+        query: Mapping[str, str],
+        sink: Sink,
+        keep: Keep = whole,
+    ) -> None:
         self.name = name
         self._api = api
         self._path = path
         self._query = query
         self._sink = sink
+        self._keep = keep
         self._synced = False
         self._problem: str | None = None
         self._open: Watch | None = None
@@ -77,7 +89,7 @@ class Reflector:
 
     def _step(self) -> float:
         try:
-            objects, version = self._api.list_all(self._path, self._query)
+            objects, version = self._api.list_all(self._path, self._query, self._keep)
             self._sink.replace(objects)
             self._synced, self._problem = True, None
             logger.debug("listed", extra={"list": self.name, "objects": len(objects)})

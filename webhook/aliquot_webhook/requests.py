@@ -16,6 +16,8 @@ SECTIONS: Final[tuple[Literal["limits", "requests"], ...]] = ("limits", "request
 """Where a container states resources; a limit goes before a request."""
 _MAX_MEBIBYTES: Final = 2**31 - 1
 _SHOWN: Final = 64
+_SURELY_SMALL: Final = len(str(quantity.MAX))
+"""Fewer digits than this are a number that fits."""
 
 
 @value
@@ -99,10 +101,10 @@ def find(resources: JsonObject, *, path: str, handled: frozenset[str]) -> Found:
             if name not in handled:
                 continue
             places.append((section, name))
-            value, known = _as_text(given[name]), stated.get(name)
-            if known is None:
+            value = _as_text(given[name])
+            if name not in stated:
                 stated[name] = Stated(value, f"{path}.{section}[{name}]")
-            elif known.value != value:
+            elif stated[name].value != value:
                 conflicts.append(name)
     return Found(stated, tuple(places), tuple(conflicts)) if places else NOTHING
 
@@ -272,7 +274,7 @@ def _priority(stated: Stated | None, warnings: list[str]) -> Priority | None:
 
 def _whole(stated: Stated, *, fix: str) -> int:
     """`stated` as an exact whole number: 8k is 8000, 0.5 is refused."""
-    if stated.value.isascii() and stated.value.isdecimal() and len(stated.value) < len(str(quantity.MAX)):
+    if stated.value.isascii() and stated.value.isdecimal() and len(stated.value) < _SURELY_SMALL:
         return int(stated.value)  # by far the most frequent form, and a tenth of the time
     try:
         ceiling = quantity.parse(stated.value, field=stated.field)

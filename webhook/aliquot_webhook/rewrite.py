@@ -28,7 +28,7 @@ from aliquot_webhook.requests import Meant, Stated, understand
 from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook.wishes import Wishes
 
-_RECORD: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_RECORD: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 
 
 class Reason(enum.StrEnum):
@@ -80,7 +80,11 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
     warnings = [word for each in containers for word in checks.container_warnings(each, policy, pod)]
     wished = _wishes(pod, containers, policy)
     askers = _askers(pod, containers, wished, policy, warnings)
-    operations = [operation for container in containers for operation in _removals(container)]
+    operations = [
+        patch.remove("spec", container.section, container.index, "resources", section, name)
+        for container in containers
+        for section, name in container.found.places
+    ]
     if not askers:
         _refuse_borrowed_templates(pod, spec, frozenset())
         return Patch(operations=tuple(operations), warnings=tuple(warnings))
@@ -257,8 +261,3 @@ def _refuse_borrowed_templates(pod: JsonObject, spec: JsonObject, ours: frozense
                 fix=f"names that begin with {NAME_PREFIX} are Aliquot's; give your template another one, or"
                 f" remove annotation {names.REQUEST_ANNOTATION}",
             )
-
-
-def _removals(container: Container) -> Iterator[Operation]:
-    for section, name in container.found.places:
-        yield patch.remove("spec", container.section, container.index, "resources", section, name)

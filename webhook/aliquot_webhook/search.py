@@ -67,18 +67,21 @@ def _is_uniform(
 
 
 def _is_chain(requests: Sequence[PlannedRequest]) -> bool:
-    kinds = {tuple([way.selector for way in each.alternatives]) for each in requests}
-    return len(kinds) == 1 and all(
-        _needs_no_more(after.request, before.request) for before, after in itertools.pairwise(requests)
+    first = [way.selector for way in requests[0].alternatives]
+    return all(
+        _needs_no_more(after.request, before.request)
+        and first == [way.selector for way in after.alternatives]
+        for before, after in itertools.pairwise(requests)
     )
 
 
 def _needs_no_more(small: GpuRequest, large: GpuRequest) -> bool:
-    if large.takes_all_memory:
-        fits = True
-    elif small.takes_all_memory:
-        fits = False
-    else:
-        fits = (small.memory_bytes or 0) <= (large.memory_bytes or 0)
-        fits = fits and (small.memory_percent or 0) <= (large.memory_percent or 0)
-    return fits and small.cores_percent <= large.cores_percent and (large.alone or not small.alone)
+    if small.cores_percent > large.cores_percent or (small.alone and not large.alone):
+        return False
+    if large.memory_bytes is not None and small.memory_bytes is not None:
+        return small.memory_bytes <= large.memory_bytes
+    if large.takes_all_memory or small.takes_all_memory:
+        return large.takes_all_memory
+    return (small.memory_bytes or 0) <= (large.memory_bytes or 0) and (small.memory_percent or 0) <= (
+        large.memory_percent or 0
+    )

@@ -11,6 +11,7 @@ import errno
 import functools
 import logging
 import os
+import select
 import selectors
 import ssl
 from collections.abc import Callable
@@ -21,13 +22,19 @@ from wsgiref.types import WSGIApplication
 from gunicorn import util
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.workers.gthread import _DEFER, TConn, ThreadWorker
 
 from aliquot_webhook.settings import Settings
 from aliquot_webhook.tls import ImpatientSocket, ServingContext
 
+logger = logging.getLogger(__name__)
+
+GRACE_S: Final = 20
+"""At the end of the process, for what is under way."""
 _KEEPALIVE_S: Final = 120
 """Longer than the 90 s for which the API server keeps an idle connection: it is the one that closes."""
+_IN_A_MOMENT_MS: Final = 20
+"""Most clients send their request together with the end of the handshake."""
 _MOST_CONNECTIONS: Final = 500
 """An API server has some tens. Each idle one costs some 70 KB, most of it OpenSSL's."""
 
@@ -43,6 +50,12 @@ class Connection(TConn):  # type: ignore[misc] # gunicorn has no types
         if isinstance(self.sock, ImpatientSocket):
             self.sock.begin()
 
+    def is_asked(self) -> bool:
+        """Whether a request has begun, or does in a moment."""
+        readable = select.poll()
+        readable.register(self.sock, select.POLLIN)
+        return bool(self.sock.pending() or readable.poll(_IN_A_MOMENT_MS))
+
     def close(self, graceful: bool = False) -> None:
         """Called by gunicorn in the thread that accepts."""
         super().close()
@@ -52,14 +65,25 @@ class Worker(ThreadWorker):  # type: ignore[misc] # gunicorn has no types
     """gunicorn's threaded worker, in which a client, of which anybody in the cluster can be one, costs
     little while it does nothing.
 
-    The original lets a thread wait up to 5 s for a client's first byte: a few hundred silent connections
-    would keep all threads from the API server for minutes. And it waits up to 2 s for a refused client to
-    close, in the one thread that accepts everybody.
+    The original lets a thread wait up to 5 s for a client's first byte, and without end for its first
+    request: a few hundred silent connections would keep all threads from the API server for minutes. An API
+    server has such connections itself: one that it has opened for a request, which then found another one
+    free, is kept for later. To close that could lose the request that comes on it just then: Go repeats a
+    request only if its connection had been used before. And the original waits up to 2 s for a refused client
+    to close, in the one thread that accepts everybody.
     """
 
     def handle(self, conn: Connection) -> Any:
         """Called by gunicorn in a thread of the pool: one request."""
-        stays_open = super().handle(conn)
+        stays_open: Any = False
+        try:
+            if not conn.initialized:
+                conn.init()
+                if not conn.is_asked():
+                    return _DEFER
+            stays_open = super().handle(conn)
+        except OSError:  # TLS errors among them: a client that means somebody else
+            logger.debug("no handshake")
         if not stays_open:
             # Waits until the client has read the answer: closing at once could cut it off.
             util.close_graceful(conn.sock)
@@ -81,6 +105,12 @@ class Worker(ThreadWorker):  # type: ignore[misc] # gunicorn has no types
         self.pending_conns.append(connection)
         readable = functools.partial(self.on_pending_socket_readable, connection)
         self.poller.register(connection.sock, selectors.EVENT_READ, readable)
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """Called by gunicorn at the end of the process: which connections it does not wait for any longer."""
+        super()._cap_keepalive(deadline)
+        for connection in self.pending_conns:
+            connection.timeout = min(connection.timeout, deadline)
 
     def _drop_oldest(self) -> None:
         """Make room: end the connection that has been silent for longest, before all one that has never said
@@ -138,7 +168,7 @@ class Server(BaseApplication):  # type: ignore[misc] # gunicorn has no types
             # Never reached: what is above our own limit makes room (see Worker.accept), and is not left
             # waiting.
             "worker_connections": 2 * _MOST_CONNECTIONS,
-            "graceful_timeout": 20,
+            "graceful_timeout": GRACE_S,
             # Where it is kept only says that TLS is wanted; the context below is what counts.
             "certfile": os.devnull,
             "ssl_context": self._ssl_context,

@@ -1,29 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON as it comes from outside: types for it, and readers that accept any shape."""
+"""JSON as it comes from outside: what `aliquot_api.wire` has, for the modules here."""
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from aliquot_api.wire import JsonObject, dig, items, obj, only, text
 
-JsonObject: TypeAlias = Mapping[str, object]
-
-
-def obj(value: object) -> JsonObject:
-    """`value` if it is a JSON object, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def items(value: object) -> list[object]:
-    """`value` if it is a JSON array, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def text(value: object) -> str:
-    """`value` if it is a string, else an empty one."""
-    return value if isinstance(value, str) else ""
-
-
-def dig(value: object, *path: str) -> object:
-    """What stands at `path` below `value`, None where a step is missing."""
-    for key in path:
-        value = obj(value).get(key)
-    return value
+__all__ = ["JsonObject", "dig", "items", "obj", "only", "text"]

@@ -27,6 +27,7 @@ def empty_node(tmp_path: Path, build: Path) -> Iterator[Node]:
     for probe in node.probes:
         if probe.popen.poll() is None:
             probe.kill()
+    (node.root / "state").unlink(missing_ok=True)  # pytest keeps the folder, and this one is large
 
 
 @pytest.fixture

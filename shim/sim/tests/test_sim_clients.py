@@ -151,7 +151,7 @@ def test_nvidia_ml_py_reads_every_profile(empty_node: Node) -> None:
         assert (row["index"], row["minor"], row["busy"], row["brand"]) == (index, index, 0, 14)
         assert row["bus"] == f"00000000:{16 * index + 15:02X}:00.0"
         assert row["numa"] in (0, 1)
-        assert row["mig"] == ([0, 0] if capability in ((8, 0), (9, 0), (10, 0)) else None)
+        assert row["mig"] == ([0, 0] if capability in ((8, 0), (9, 0)) else None)
         assert row["processes"] == ([[user.popen.pid, CONTEXT]] if index == 4 else [])
 
 

@@ -71,5 +71,10 @@ void arrays(void);
 void graphs(void);
 void captured(void);
 void freed_late(void);
+void ipc(void);
+void external(void);
+void checkpointed(void);
+void attached(void);
+void code(void);
 
 #endif

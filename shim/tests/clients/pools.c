@@ -7,6 +7,8 @@
  *                 switched   one thread sets the device's pool while others take of it
  *                 destroyed  one makes and destroys pools while others synchronise
  *                 code       loads code beside a pool with memory in store
+ *                 reused     takes, frees, trims and synchronises at random, so that addresses come again:
+ * one thread, then all
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -91,6 +93,11 @@ static uint64_t charged(void) {
   return total - unused;
 }
 
+static void expect_exact_books(void) {
+  if (charged() != reserved(pools[0]) + reserved(pools[1]))
+    expect(DIFFERS);
+}
+
 static void set_pools(void) {
   CUdeviceptr pointer;
   for (int round = 0; round < ROUNDS; round++) {
@@ -98,8 +105,7 @@ static void set_pools(void) {
     expect(cuDeviceSetMemPool(0, pools[round % 2]));
     pthread_barrier_wait(&start);
     expect(cuMemAllocAsync(&pointer, 100 * MIB, NULL));
-    if (charged() != reserved(pools[0]) + reserved(pools[1]))
-      expect(DIFFERS);
+    expect_exact_books();
     expect(cuMemFreeAsync(pointer, NULL));
     expect(cuStreamSynchronize(NULL));
   }
@@ -153,6 +159,46 @@ static void load_code(void) {
   expect(cuModuleLoadData(&module, code)); /* full, but for what the pool keeps */
 }
 
+static uint32_t random_below(uint32_t bound) {
+  static uint32_t seeds;
+  static _Thread_local uint32_t state;
+  if (!state)
+    state = __atomic_add_fetch(&seeds, 1, __ATOMIC_RELAXED);
+  state = state * 1664525 + 1013904223;
+  return (state >> 8) % bound;
+}
+
+/* In pieces: what comes next often lies where something was before, and sometimes fits nowhere. Two pools
+ * have each other's addresses in turn. `check`: after each step, NULL: nothing. */
+static void reuse(void (*check)(void)) {
+  enum { LIVE = 24, KINDS = 6 };
+  static const uint64_t sizes[KINDS] = {4096, MIB, 7 * MIB, 20 * MIB, 33 * MIB, 70 * MIB};
+  CUdeviceptr live[LIVE] = {0};
+  for (int round = 0; round < ROUNDS; round++) {
+    CUdeviceptr *at = &live[random_below(LIVE)];
+    uint32_t what = random_below(40);
+    if (*at) {
+      expect(cuMemFreeAsync(*at, NULL));
+      *at = 0;
+    } else {
+      expect(cuMemAllocFromPoolAsync(at, sizes[random_below(KINDS)], pools[random_below(8) == 0], NULL));
+    }
+    if (what == 0)
+      expect(cuStreamSynchronize(NULL));
+    else if (what == 1)
+      expect(cuMemPoolTrimTo(pools[random_below(2)], random_below(100) * MIB));
+    if (check)
+      check();
+  }
+}
+
+static void *reuse_beside_others(void *unused) {
+  expect(cuCtxSetCurrent(context));
+  pthread_barrier_wait(&start);
+  reuse(NULL);
+  return unused;
+}
+
 static void accompanied(void (*walk)(void), void *(*others)(void *)) {
   pthread_t threads[THREADS];
   pthread_barrier_init(&start, NULL, walk ? THREADS + 1 : THREADS);
@@ -180,6 +226,12 @@ int main(int argc, char **argv) {
     accompanied(destroy_pools, synchronise);
   } else if (!strcmp(argv[1], "code")) {
     load_code();
+  } else if (!strcmp(argv[1], "reused")) {
+    pools[0] = new_pool();
+    pools[1] = new_pool();
+    reuse(expect_exact_books);
+    accompanied(NULL, reuse_beside_others);
+    expect_exact_books();
   }
   printf("%s: %d\n", argv[1], failed);
   fflush(stdout);

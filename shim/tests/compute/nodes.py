@@ -139,10 +139,7 @@ class Node:
 
     def share(self, name: str, percent: float) -> Share:
         """A container `name` with a share of the GPU."""
-        folder = self.folder / name
-        (folder / "shares").mkdir(parents=True)
-        (folder / "node").symlink_to(self.folder / "node")
-        self._sandboxes[name] = Sandbox(folder=folder, group=name)
+        self._sandboxes[name] = self._sandboxes[""].beside(name)
         return self._make(name, percent, ordinal=0)
 
     def share_of_another_gpu(self, name: str, percent: float) -> Share:
@@ -150,7 +147,7 @@ class Node:
         return self._make(name, percent, ordinal=1)
 
     def _make(self, name: str, percent: float, *, ordinal: int) -> Share:
-        gpu = str(self._sandboxes[""].books()["gpus"][ordinal]["uuid"])
+        gpu = self._sandboxes[""].gpu(ordinal)
         path = shares.make(self._sandboxes[name], gpu=gpu, limit=LIMIT, name=f"share-{ordinal}")
         share = Share(path=path)
         share.cores(percent)

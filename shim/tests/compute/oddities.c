@@ -7,6 +7,7 @@
  * handles oddities captures  a thread captures in the strictest mode while another launches; prints the
  * captured nodes oddities fork      launches, forks; the child asks for the driver, the parent goes on
  *   oddities once      one kernel of 50 ms, waited for
+ *   oddities stuck     a kernel that runs for long, and launches that go on meanwhile
  *
  * Ends with 1 and a line at the first call that fails and should not.
  */
@@ -27,7 +28,7 @@ CUresult cuGraphDestroy(CUgraph graph);
 
 static const char code[] =
     ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry spin_20us()\n{ ret; }\n"
-    ".visible .entry spin_50ms()\n{ ret; }\n";
+    ".visible .entry spin_50ms()\n{ ret; }\n.visible .entry spin_20000ms()\n{ ret; }\n";
 
 #define CHECK(call) check((call), #call)
 
@@ -172,6 +173,22 @@ static void once(void) {
   CHECK(cuCtxSynchronize());
 }
 
+static void stuck(void) {
+  CUmodule module;
+  CUstream streams[2];
+  start();
+  CUfunction longest = kernel_of(&module, "spin_20000ms");
+  CUfunction other = kernel_of(&module, "spin_50ms");
+  for (int i = 0; i < 2; i++)
+    CHECK(cuStreamCreate(&streams[i], 1));
+  CHECK(launch(longest, 1000, 64, streams[0]));
+  for (int i = 0; i < 200; i++)
+    CHECK(launch(other, 1000, 64, streams[1]));
+  puts("all launched");
+  fflush(stdout);
+  _exit(0);
+}
+
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   if (!strcmp(what, "errors"))
@@ -184,6 +201,8 @@ int main(int argc, char **argv) {
     forked();
   else if (!strcmp(what, "once"))
     once();
+  else if (!strcmp(what, "stuck"))
+    stuck();
   else
     return 2;
   return 0;

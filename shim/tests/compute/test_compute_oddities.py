@@ -2,6 +2,7 @@
 """A paced program meets the driver that it knows: same codes, no call of ours that shows, nothing left."""
 
 import subprocess
+import time
 from pathlib import Path
 
 from shim.tests.compute.nodes import Node, Share
@@ -53,6 +54,16 @@ def test_a_capture_is_not_spoilt_by_measuring(gpu: Node, oddities: str) -> None:
     sandbox, _ = paced(gpu, 90)
     done = sandbox.run(oddities, "captures", check=False)
     assert (done.stdout, done.returncode) == ("5\n", 0)
+
+
+def test_on_borrowed_time_nobody_waits_for_a_kernel_that_waits_for_a_later_one(
+    gpu: Node, oddities: str
+) -> None:
+    sandbox, share = paced(gpu, 30)
+    share.lend(70, seconds=60)
+    begin = time.monotonic()
+    assert sandbox.run(oddities, "stuck").stdout == "all launched\n"
+    assert time.monotonic() - begin < 15, "the kernel runs for 20 s, and each launch could wait for it"
 
 
 def test_a_forked_child_is_no_tenant(gpu: Node, oddities: str) -> None:

@@ -148,6 +148,18 @@ def test_what_is_lent_ends_by_itself(gpu: Node) -> None:
     assert tenant.end() == 0
 
 
+def test_on_borrowed_time_little_is_in_flight(gpu: Node) -> None:
+    share = gpu.share("a", 30)
+    share.lend(70, seconds=60)
+    tenant = gpu.start("a", "spin_1ms")  # would have 512 ms in flight
+    wait_until(lambda: tenant.launches() > 1000)
+    before_ns = gpu.used_ns()["a"]
+    in_flight_ms = tenant.launches() - before_ns / 1e6
+    assert in_flight_ms < 200, in_flight_ms
+    assert share.word("throttled_ns") == 0, "nobody holds it back: it has the GPU"
+    assert tenant.end() == 0
+
+
 def test_an_idle_share_saves_nothing_up(gpu: Node) -> None:
     share = gpu.share("a", 20)
     tenant = gpu.start("a", "spin_1ms")

@@ -38,6 +38,14 @@ def worst(samples: Sequence[Sample], tenant: str, wanted: float, length_s: float
     return max(abs(percent(*window, tenant) - wanted) for window in windows(samples, length_s))
 
 
+def reached(samples: Sequence[Sample], tenant: str, wanted: float, length_s: float) -> float:
+    """Seconds until the first window begins in which a tenant has at least `wanted`; all of them: never."""
+    for begin, end in windows(samples, length_s):
+        if percent(begin, end, tenant) >= wanted:
+            return begin.at_s - samples[0].at_s
+    return samples[-1].at_s - samples[0].at_s
+
+
 def curve(samples: Sequence[Sample], tenant: str) -> list[tuple[float, float]]:
     """Seconds since the first sample, and percent since the one before."""
     zero = samples[0].at_s

@@ -128,7 +128,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         sandbox = Sandbox(folder=Path(folder))
         sandbox.start_node("h200")
-        shares.make(sandbox, gpu=str(sandbox.books()["gpus"][0]["uuid"]), limit=64 * 1024 * MIB)
+        shares.make(sandbox, gpu=sandbox.gpu(), limit=64 * 1024 * MIB)
         program = build(Path(folder) / "measure")
         bench = Bench(sandbox=sandbox, program=program)
         figures = [

@@ -320,10 +320,19 @@ def measure(bench: Bench) -> list[Figure]:
             target=0,
         ),
     ]
-    memory = bench.installation.memory_bytes("webhook") / 2**20
-    figures.append(
-        at_most("memory of the webhook (master and one worker) after that", memory, "MiB", target=256)
-    )
+    master, *workers = bench.installation.memory_bytes("webhook")
+    figures += [
+        at_most(f"memory of worker {number} after that", worker / 2**20, "MiB", target=160)
+        for number, worker in enumerate(workers, 1)
+    ]
+    figures.append(at_most("memory of their master", master / 2**20, "MiB", target=96))
+    bench.installation.stop("webhook")
+    started = time.perf_counter()
+    bench.installation.start("webhook")
+    while not bench.installation.is_ready("webhook"):
+        if time.perf_counter() > started + DEADLINE_S:
+            raise TimeoutError("the webhook is not ready")
+    figures.append(at_most("start to ready", time.perf_counter() - started, "s", target=2.0))
     return figures
 
 

@@ -96,14 +96,14 @@ class FakeServer:
     claims: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     failures: list[ApiError] = field(default_factory=list)
     reads: int = 0
-    privileged_pods: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    """Name of the privileged container by namespace, name and UID."""
+    privileges: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    """What lets a pod reach beyond a share, by namespace, name and UID."""
     pod_failures: list[ApiError] = field(default_factory=list)
 
-    def privileged(self, namespace: str, name: str, uid: str) -> str:
+    def privilege(self, namespace: str, name: str, uid: str) -> str:
         if self.pod_failures:
             raise self.pod_failures.pop(0)
-        return self.privileged_pods.get((namespace, name, uid), "")
+        return self.privileges.get((namespace, name, uid), "")
 
     def add(self, claim: dict[str, Any]) -> ClaimRef:
         metadata = claim["metadata"]
@@ -212,7 +212,7 @@ class Node:
             context_estimate_bytes=ESTIMATE,
             patience_s=self.patience_s,
             refused=lambda ref, claim, message: self.refusals.append(message),
-            privileged=self.server.privileged,
+            privilege=self.server.privilege,
             step=step,
         )
         claims.start()

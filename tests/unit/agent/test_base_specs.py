@@ -84,6 +84,33 @@ def test_a_replaced_spec_is_read_again(tmp_path: Path) -> None:
         base.find(gpu_uuid=UUID, index=0, minor=0)
 
 
+def test_a_spec_that_is_right_counts_at_once_beside_one_that_was_right_before(tmp_path: Path) -> None:
+    base = specs(tmp_path)
+    (tmp_path / "old.json").write_text(json.dumps(document("0")))
+    assert base.find(gpu_uuid=UUID, index=0, minor=0) == "nvidia.com/gpu=0"
+    (tmp_path / "host/dev/nvidiactl").unlink()
+    spec = {"kind": "nvidia.com/gpu", "devices": [{"name": UUID, "containerEdits": {"env": ["A=1"]}}]}
+    (tmp_path / "new.json").write_text(json.dumps(spec))
+    assert base.find(gpu_uuid=UUID, index=0, minor=0) == f"nvidia.com/gpu={UUID}"
+
+
+def test_the_specs_of_all_claims_are_not_listed_for_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(document(UUID)))
+    base, listed, listdir = specs(tmp_path), [], os.listdir
+
+    def counted(path: str) -> list[str]:
+        listed.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr("aliquot_agent.basespecs._FRESH_S", 3600.0)
+    monkeypatch.setattr("os.listdir", counted)
+    for _ in range(3):
+        assert base.find(gpu_uuid=UUID, index=0, minor=0) == f"nvidia.com/gpu={UUID}"
+    assert len(listed) == 1
+
+
 @pytest.mark.parametrize("missing", ["/dev/nvidia0", "/dev/nvidiactl"])
 def test_access_through_a_device_node_that_is_not_there_is_refused(tmp_path: Path, missing: str) -> None:
     (tmp_path / "n.json").write_text(json.dumps(document(UUID)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All claims are known at once, whoever wrote them, without reading the directory again and again."""
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +42,47 @@ def test_a_byte_that_changed_is_noticed(claim: PreparedClaim, position: int) -> 
     data[position] ^= 1
     with pytest.raises(UnreadableCheckpoint):
         decode(bytes(data), uid=claim.uid)
+
+
+def rewritten(claim: PreparedClaim, *, share: dict[str, object], **of_claim: object) -> bytes:
+    """A claim's file with fields of its first share, and of itself, as another version would write them."""
+    body = json.loads(encode(claim))["claim"] | of_claim
+    body["shares"][0] |= share
+    checksum = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({"version": checkpoint.VERSION, "checksum": checksum, "claim": body}).encode()
+
+
+def test_what_only_a_newer_agent_knows_is_kept_through_changes_of_ours(claim: PreparedClaim) -> None:
+    written = rewritten(claim, share={"bandwidth": [1, {"a": None}]}, tenant="é")
+    read = decode(written, uid=claim.uid)
+    assert (read.name, read.shares[0].memory_bytes) == (claim.name, claim.shares[0].memory_bytes)
+    ours = replace(read, name="other", shares=(replace(read.shares[0], limit_bytes=1),))
+    body = json.loads(encode(ours))["claim"]
+    assert (body["tenant"], body["shares"][0]["bandwidth"]) == ("é", [1, {"a": None}])
+    assert (body["name"], body["shares"][0]["limit_bytes"]) == ("other", 1)
+    assert decode(encode(ours), uid=claim.uid) == ours
+
+
+@pytest.mark.parametrize(
+    "field", ["sharing", "growth", "priority", "claim_over_quota", "class_compute_policy"]
+)
+def test_a_word_that_only_a_newer_agent_knows_sets_the_file_aside(claim: PreparedClaim, field: str) -> None:
+    with pytest.raises(UnreadableCheckpoint, match="quantum"):
+        decode(rewritten(claim, share={field: "quantum"}), uid=claim.uid)
+
+
+def test_a_draft_counts_from_its_commit_on_and_leaves_nothing_without(
+    claim: PreparedClaim, tmp_path: Path
+) -> None:
+    ours = Checkpoints(directory=tmp_path / "own", alone=Company())
+    ours.start()
+    with ours.draft(claim):
+        assert (ours.all(), ours.load(claim.uid)) == ((), None)
+    assert list((tmp_path / "own").iterdir()) == []
+    with ours.draft(claim) as draft:
+        draft.commit()
+    assert (ours.all(), ours.load(claim.uid)) == ((claim,), claim)
+    assert [path.name for path in (tmp_path / "own").iterdir()] == [f"{claim.uid}.json"]
 
 
 def test_our_own_writes_show_at_once(claim: PreparedClaim, tmp_path: Path) -> None:

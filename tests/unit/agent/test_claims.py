@@ -731,13 +731,13 @@ def reserved(claim: dict[str, Any]) -> dict[str, Any]:
     return claim
 
 
-def test_a_share_is_not_given_to_a_privileged_pod(node: Node) -> None:
-    node.server.privileged_pods["team-a", "debug", "uid-debug"] = "root"
+def test_a_share_is_not_given_to_a_pod_that_could_lift_its_limit(node: Node) -> None:
+    node.server.privileges["team-a", "debug", "uid-debug"] = "spec.hostPID: no"
     ref = node.server.add(reserved(make_claim(result(node.gpus.gpus[0]))))
-    with pytest.raises(Refused, match="container root of pod debug is privileged"):
+    with pytest.raises(Refused, match=r"pod debug could lift the limit of its share: spec\.hostPID"):
         node.claims().prepare(ref)
     assert node.leftovers() == []
-    assert "container root of pod debug" in node.refusals[0]
+    assert "pod debug could lift the limit" in node.refusals[0]
 
     whole = reserved(make_claim(result(node.gpus.gpus[1], memory=None, cores="100"), name="whole"))
     assert node.claims().prepare(node.server.add(whole))
@@ -746,7 +746,7 @@ def test_a_share_is_not_given_to_a_privileged_pod(node: Node) -> None:
 def test_what_runs_already_is_prepared_again_whatever_its_pod_is(node: Node) -> None:
     ref = node.server.add(reserved(make_claim(result(node.gpus.gpus[0]))))
     devices = node.claims().prepare(ref)
-    node.server.privileged_pods["team-a", "debug", "uid-debug"] = "root"
+    node.server.privileges["team-a", "debug", "uid-debug"] = "spec.hostPID: no"
     assert node.claims().prepare(ref) == devices
 
 

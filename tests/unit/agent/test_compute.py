@@ -261,6 +261,21 @@ def test_words_that_root_changed_are_put_right(world: World) -> None:
     agent.stop()
 
 
+def test_words_of_an_unused_gpu_are_put_right_within_seconds_and_decisions_at_once(world: World) -> None:
+    share = world.add(30)
+    world.users.clear()
+    agent = world.agent()
+    pass_time(world, agent, SECOND)
+    with sharedir.ShareFiles(path=world.root / share[1]) as files:
+        files.set_pacing(files.pacing(), Pacing(cores_millipercent=99_000))
+    pass_time(world, agent, 6 * SECOND)
+    assert world.words(share).cores_millipercent == 30_000
+    world.shares[0] = replace(world.shares[0], reserved_millipercent=40_000)
+    pass_time(world, agent, 2 * SECOND)
+    assert world.words(share).cores_millipercent == 40_000
+    agent.stop()
+
+
 def test_a_spoilt_ledger_and_a_share_that_goes_stop_nothing(world: World) -> None:
     spoilt, gone, share = world.add(10), world.add(10), world.add(10)
     agent = world.agent()

@@ -59,7 +59,8 @@ def test_a_pod_that_got_a_privileged_container_beside_a_share_is_evicted(kind: s
     scene.intruders.look()
     assert scene.evicted == ["uid-debug"]
     [said] = scene.said
-    assert said.startswith("uid-debug GPUSharePrivileged: container root is privileged")
+    assert said.startswith("uid-debug GPUSharePrivileged: the limit of the pod's share cannot be held")
+    assert f"spec.{kind}[" in said
     assert said.endswith("the pod is evicted")
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper of sharing: GPUs follow the checkpoints, across crashes of either side."""
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 from aliquot_agent.checkpoint import Checkpoints, PreparedClaim, PreparedShare
 from aliquot_agent.errors import Refused, ToolFailed
 from aliquot_agent.keeper import Keeper
-from aliquot_agent.kept import Register, Ways
+from aliquot_agent.kept import Kept, Register, Ways
 from aliquot_agent.smi import DriverTool
+from aliquot_api import modes
+from tests.unit.agent.kit import wait_for
 
 GPU, OTHER = "GPU-a", "GPU-b"
 
@@ -28,9 +31,13 @@ class Daemon:
     lost: bool = False
     starts: int = 0
     removed: bool = False
+    rebooted: bool = False
 
     def start(self) -> None:
         self.running, self.lost, self.starts = True, False, self.starts + 1
+
+    def began(self) -> bool:
+        return self.starts > 0 and not self.removed and not self.rebooted
 
     def lives(self) -> bool:
         return self.running and not self.lost
@@ -175,6 +182,36 @@ def test_what_is_still_wanted_is_made_again_by_the_next_keeper(scene: Scene) -> 
     second.step()
     scene.ways.await_all([wanted], 0.0)
     assert scene.daemons[GPU].starts == 2
+    assert scene.ways.kept(GPU) == Kept(modes.MPS), "nothing was lost"
+
+
+def test_a_keeper_that_is_asked_to_end_goes_on_until_no_program_needs_a_daemon(scene: Scene) -> None:
+    scene.prepare("a", "mps")
+    scene.prepare("b", "timeslice=short", gpu=OTHER)
+    scene.keeper.step()
+    scene.keeper.end()
+    running = threading.Thread(target=scene.keeper.run)
+    running.start()
+    scene.prepare("c", "mps", gpu="GPU-c")
+    wait_for(lambda: scene.ways.kept("GPU-c") == Kept(modes.MPS))
+    scene.checkpoints.remove("a")
+    wait_for(lambda: scene.daemons[GPU].removed)
+    assert running.is_alive()
+    scene.checkpoints.remove("c")
+    running.join(timeout=20)
+    assert not running.is_alive()
+    assert scene.ways.kept(OTHER) is None, "a slice is set again by the next keeper"
+
+
+def test_a_keeper_that_is_asked_to_end_does_not_stay_for_a_daemon_that_does_not_start(scene: Scene) -> None:
+    scene.broken(True)
+    scene.prepare("a", "mps")
+    scene.keeper.step()
+    scene.keeper.end()
+    running = threading.Thread(target=scene.keeper.run)
+    running.start()
+    running.join(timeout=20)
+    assert not running.is_alive()
 
 
 def test_mps_has_one_daemon_per_gpu_from_the_first_share_to_the_last(scene: Scene) -> None:
@@ -199,6 +236,30 @@ def test_a_lost_daemon_is_replaced(scene: Scene) -> None:
     scene.ways.await_all([wanted], 0.0)
     assert scene.daemons[GPU].starts == 2
     assert scene.calls() == [f"-i {GPU} -c EXCLUSIVE_PROCESS"] * 2, "never open to others in between"
+    assert scene.ways.kept(GPU) == Kept(modes.MPS, lost=1)
+    scene.daemons[GPU].lost = True
+    scene.broken(True)
+    scene.keeper.step()
+    kept = scene.ways.kept(GPU)
+    assert kept is not None
+    assert (kept.lost, bool(kept.problem)) == (2, True)
+    scene.checkpoints.remove("a")
+    scene.broken(False)
+    scene.now_s += 2
+    scene.keeper.step()
+    scene.prepare("b", "mps")
+    scene.keeper.step()
+    assert scene.ways.kept(GPU) == Kept(modes.MPS), "counted anew for the next shares"
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_the_daemon_of_a_killed_keeper_was_lost_unless_the_node_was(scene: Scene, rebooted: bool) -> None:
+    scene.prepare("a", "mps")
+    scene.keeper.step()
+    scene.keeper._register.release()  # as the kernel does it for who is killed
+    scene.daemons[GPU].rebooted = rebooted
+    scene.new_keeper().step()
+    assert scene.ways.kept(GPU) == Kept(modes.MPS, lost=int(not rebooted))
 
 
 def test_a_file_that_cannot_be_read_keeps_tenants_away_until_the_gpu_is_plain(scene: Scene) -> None:

@@ -55,6 +55,7 @@ class Scene:
             config_problem=lambda: self.problem,
             paced=lambda: self.paced,
             untold=lambda: self.untold,
+            mps_lost=lambda: {"GPU-a": 2},
         )
         self.metrics = Metrics()
         self.metrics.register(AgentCollector(sources))
@@ -118,6 +119,7 @@ def test_series_carry_the_claim_and_end_with_it(scene: Scene) -> None:
         "aliquot_gpu_healthy": (gpu, 1),
         "aliquot_gpu_shares": (gpu, 1),
         "aliquot_unaccounted_processes": (gpu, 1),
+        "aliquot_gpu_mps_daemon_lost_total": (gpu, 2),
     }
     assert {name: found[name] for name in expected} == expected
 

@@ -136,6 +136,44 @@ def test_only_a_driver_that_answers_for_no_gpu_is_the_librarys_failure(sim: Path
     assert lost == [0, [True, True]]
 
 
+PARTITIONED = """
+import json, subprocess, sys
+from aliquot_agent.hardware import Hardware
+from aliquot_agent.nodepolicy import NodePolicy
+from aliquot_agent.nvml import Nvml
+from aliquot_agent.readiness import Readiness
+hardware = Hardware(open_nvml=Nvml, readiness=Readiness(), policy=NodePolicy)
+def mig(*words):
+    command = [sys.argv[1], "mig", *words, "--gpu", "0"]
+    subprocess.run(command, check=True, timeout=30, capture_output=True)
+def look():
+    changed = hardware.refresh()
+    minors = [device["attributes"]["minor"]["int"] for device in hardware.published()]
+    return [changed, minors, [[each.index, each.cause, each.message] for each in hardware.left_out()]]
+seen = [look()]
+mig("on")
+seen.append(look())
+mig("create", "--profile", "3g.20gb")
+seen.append(look())
+mig("destroy")
+mig("off")
+seen.append(look())
+print(json.dumps(seen))
+"""
+
+
+def test_a_gpu_is_left_out_while_it_is_in_mig_mode(tmp_path: Path) -> None:
+    init = ["init", "--gpu", "a100-40gb", "--gpu", "l4", "--node", "n1", "--root", str(tmp_path)]
+    subprocess.run([SIM / "aliquot-sim", *init], check=True, timeout=30, capture_output=True)
+    reason = [0, "mig", "MIG mode is on; partitions are not supported yet"]
+    assert run(tmp_path, PARTITIONED, arguments=(str(SIM / "aliquot-sim"),)) == [
+        [True, [0, 1], []],
+        [True, [1], [reason]],
+        [False, [1], [reason]],
+        [True, [0, 1], []],
+    ]
+
+
 VITALS = """
 import json, subprocess, sys
 from aliquot_agent.nvml import Nvml

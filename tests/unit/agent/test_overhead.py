@@ -7,9 +7,12 @@ MIB = 1024**2
 ESTIMATE = 500 * MIB
 
 
-def unmeasured(*, used: int = 0, contexts: int = 1, changes: int = 1, generation: int = 1) -> region.Slot:
+def unmeasured(
+    *, used: int = 0, contexts: int = 1, changes: int = 1, generation: int = 1, managed: int = 0
+) -> region.Slot:
     return with_words(
         used_bytes=used,
+        managed_bytes=managed,
         contexts=contexts,
         changes=changes,
         generation=generation,
@@ -87,3 +90,33 @@ def test_where_nvml_does_not_say_the_estimate_stays() -> None:
 def test_words_that_are_no_counts_are_not_measured() -> None:
     tracker, slot = Tracker(), unmeasured(used=2**64 - 1)
     assert [observe(tracker, slot, 300 * MIB) for _ in range(3)] == [None, None, None]
+
+
+def test_managed_memory_off_the_gpu_hides_no_context() -> None:
+    tracker, slot = Tracker(), unmeasured(used=8192 * MIB, managed=8192 * MIB)
+    assert observe(tracker, slot, 300 * MIB) is None
+    assert observe(tracker, slot, 300 * MIB) == 300 * MIB
+
+
+def test_managed_memory_on_the_gpu_is_no_overhead() -> None:
+    used = 8192 * MIB
+    slot = with_words(
+        used_bytes=used, managed_bytes=used, contexts=1, measured_contexts=1, overhead_bytes=300 * MIB
+    )
+    assert observe(Tracker(), slot, used + 300 * MIB) is None, "as it was measured before"
+    assert observe(Tracker(), slot, used + 400 * MIB) == 400 * MIB, "that much is certain"
+    assert observe(Tracker(), unmeasured(used=used, managed=used), used + 300 * MIB) == ESTIMATE
+
+
+def test_a_context_that_ended_beside_managed_memory_on_the_gpu_is_no_overhead() -> None:
+    used = 8192 * MIB
+    slot = with_words(
+        used_bytes=used, managed_bytes=used, contexts=1, measured_contexts=2, overhead_bytes=2 * ESTIMATE
+    )
+    tracker = Tracker()
+    assert [observe(tracker, slot, used + 300 * MIB) for _ in range(2)] == [None, ESTIMATE]
+
+
+def test_more_managed_memory_than_is_in_use_is_taken_for_all_of_it() -> None:
+    tracker, slot = Tracker(), unmeasured(used=100 * MIB, managed=2**64 - 1)
+    assert [observe(tracker, slot, 300 * MIB) for _ in range(2)] == [None, 300 * MIB]

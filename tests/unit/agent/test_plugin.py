@@ -104,6 +104,14 @@ def test_kubelet_learns_where_the_driver_is(kubelet: Kubelet) -> None:
     assert kubelet.registered == [(False, "no")]
 
 
+def test_threads_for_a_burst_of_calls_are_there_before_it(node: Node) -> None:
+    before = set(threading.enumerate())
+    kubelet = Kubelet(node)
+    made = [thread for thread in threading.enumerate() if thread not in before]
+    kubelet.stop()
+    assert sum(thread.name.startswith("grpc") for thread in made) >= 64
+
+
 def test_each_claim_of_a_call_has_its_own_answer(kubelet: Kubelet) -> None:
     gpu = kubelet.node.gpus.gpus[0]
     good = kubelet.node.server.add(make_claim(result(gpu, request="main/small"), name="good"))

@@ -134,13 +134,21 @@ def test_an_event_that_changes_nothing_wakes_nobody() -> None:
     assert woken == [1]
 
 
-def test_a_privileged_pod_is_known_from_the_watch_and_else_read() -> None:
-    book = Pods(api=FakeApi(), node="node-1")
+def test_a_pod_that_reaches_beyond_a_share_is_known_from_the_watch_and_else_read() -> None:
+    book = Pods(api=FakeApi(), node="node-1", guarded=("/data/aliquot",))
     pod = make_pod()
     pod["spec"]["initContainers"] = [{"name": "setup", "securityContext": {"privileged": True}}]
     book.replace([pod, make_pod("honest")])
-    assert book.privileged("team-a", "train", "uid-train") == "setup"
-    assert book.privileged("team-a", "honest", "uid-honest") == ""
-    assert book.privileged("team-a", "late", "uid-late") == "root"
-    assert book.privileged("team-a", "late", "uid-of-the-one-before") == ""
-    assert book.privileged("team-a", "gone", "uid-gone") == ""
+    book.learn("ADDED", mounting := make_pod("mounting"))
+    assert book.privilege("team-a", "mounting", "uid-mounting") == ""
+    mounting["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/data"}}]
+    book.learn("MODIFIED", mounting)
+
+    assert book.privilege("team-a", "mounting", "uid-mounting").startswith("spec.volumes[0].hostPath.path")
+    setup = "spec.initContainers[0].securityContext.privileged"
+    assert book.privilege("team-a", "train", "uid-train").startswith(setup)
+    assert book.privilege("team-a", "honest", "uid-honest") == ""
+    late = "spec.containers[1].securityContext.privileged"
+    assert book.privilege("team-a", "late", "uid-late").startswith(late)
+    assert book.privilege("team-a", "late", "uid-of-the-one-before") == ""
+    assert book.privilege("team-a", "gone", "uid-gone") == ""

@@ -125,6 +125,17 @@ def test_only_notable_changes_are_written(change: dict[str, int], written: bool)
     assert (scene.at(100, observation("u", **change)) == "u") is written
 
 
+def test_what_was_no_news_once_hides_none_that_comes_later() -> None:
+    scene = Scene()
+    little, more = observation("u", used=10 * MIB), observation("u", used=65 * MIB)
+    assert scene.at(0, observation("u")) == "u"
+    assert [scene.at(now_s, little) for now_s in (20, 21, 22)] == [None, None, None]
+    assert scene.at(23, more) == "u"
+    assert [scene.at(now_s, more) for now_s in (40, 41)] == [None, None]
+    scene.healthy = Mark("Healthy", False, "Xid79", "fell off the bus", "2026-01-02T00:00:00Z")
+    assert scene.at(42, more) == "u"
+
+
 def test_a_claim_is_written_at_once_and_then_once_per_interval() -> None:
     scene = Scene()
     assert scene.at(0, observation("u")) == "u"

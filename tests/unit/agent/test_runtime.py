@@ -65,6 +65,33 @@ before = time.monotonic()
 agent.stop()
 print(time.monotonic() - before)
 """
+LATE = """
+import sys, threading
+from aliquot_agent import kube, settings
+from aliquot_agent.runtime import Agent
+
+chosen = settings.load(sys.argv[1:], {})
+agent = Agent(settings=chosen, kube=kube.connect(chosen.kubeconfig))
+asked, stop, begun = threading.Event(), agent._leader.stop, threading.Event()
+
+class First:
+    def start(self): asked.wait()
+    def stop(self): pass
+
+class Last:
+    def start(self): begun.set()
+    def stop(self): print("stopped")
+
+def late():
+    asked.set()
+    begun.wait()
+    stop()
+
+agent._led = (First(), *agent._led, Last())
+agent._leader.stop = late
+agent.start()
+agent.stop()
+"""
 
 
 @pytest.fixture
@@ -98,6 +125,12 @@ def test_parts_stop_together(flags: list[str]) -> None:
     ended = run("-c", SLOW, *flags)
     assert ended.returncode == 0, ended.stderr
     assert 3 <= float(ended.stdout.split()[-1]) < 25  # one after another it would be 30
+
+
+def test_parts_that_begin_while_the_agent_ends_are_stopped(flags: list[str]) -> None:
+    ended = run("-c", LATE, *flags)  # hangs if one of them goes on
+    assert ended.returncode == 0, ended.stderr
+    assert "stopped" in ended.stdout
 
 
 def test_an_agent_that_does_not_lead_looks_for_owners_and_publishes_nothing(flags: list[str]) -> None:

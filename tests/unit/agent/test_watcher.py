@@ -209,6 +209,31 @@ def test_the_peak_stays_when_use_falls(scene: Scene) -> None:
     tenant.die()
 
 
+def test_an_idle_share_is_reckoned_anew_only_when_something_changes(scene: Scene) -> None:
+    idle = scene.look(2)
+    assert scene.look() is idle
+    tenant = Tenant(scene.share)
+    tenant.write(used_bytes=100 * MIB)
+    assert scene.look().usage.processes == 1
+    tenant.deny(3)
+    tenant.die()
+    after = scene.look(2)
+    assert (after.usage.processes, after.usage.denied, after.usage.peak_bytes) == (0, 3, 100 * MIB)
+    assert scene.look() is after
+    again = Tenant(scene.share)  # in the slot that was freed: the header stays as it is
+    again.write(used_bytes=50 * MIB)
+    assert scene.look().usage.used_bytes == 50 * MIB
+    again.die()
+    scene.look(2)
+    scene.change(lambda share: replace(share, limit_bytes=1000 * MIB))
+    assert scene.look().usage.limit_bytes == 1000 * MIB
+    scene.use(200 * MIB)
+    assert scene.look().measured_bytes == 200 * MIB
+    scene.nvml.running.clear()
+    scene.nvml.broken = True
+    assert scene.look().measured_bytes is None
+
+
 def test_the_slot_of_a_dead_process_is_freed(scene: Scene) -> None:
     tenant = Tenant(scene.share)
     tenant.write(used_bytes=100 * MIB)

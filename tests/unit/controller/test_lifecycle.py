@@ -8,7 +8,7 @@ import pytest
 from aliquot_api import names
 from aliquot_controller import lifecycle
 from aliquot_controller.settings import ControllerSettings
-from aliquot_webhook.kube import ApiError, Method
+from aliquot_webhook.kube import ApiError, Keep, Method, whole
 from aliquot_webhook.wire import JsonObject
 
 DRA = "/apis/resource.k8s.io/v1"
@@ -41,10 +41,12 @@ class Server:
             return {"spec": {}}  # as a server that drops the capacities
         raise ApiError(status=404, message="no such object")
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
         if path not in self._lists:
             raise ApiError(status=404, message="no such list")
-        return list(self._lists[path]), "1"
+        return [one for each in self._lists[path] if (one := keep(each)) is not None], "1"
 
 
 def claim(name: str, driver: str) -> JsonObject:

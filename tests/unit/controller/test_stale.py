@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from aliquot_controller.stale import FINALIZER, StaleClaimFinder
+from aliquot_webhook.kube import Keep
 from aliquot_webhook.templates import ROOT
 from tests.unit.webhook.fake_api import FakeApi
 
@@ -133,13 +134,13 @@ def test_a_claim_that_changes_at_the_last_moment_is_left_alone() -> None:
     bed.claim(pods=("1",))
     original = bed.api.list_all
 
-    def list_all(path: str, query: Any) -> Any:
-        answer = original(path, query)
+    def list_all(path: str, query: Any, keep: Keep) -> Any:
+        answer = original(path, query, keep)
         if path == PODS and bed.time_s:
             bed.api.put(f"{PATH}/c", bed.api.objects[f"{PATH}/c"])
         return answer
 
-    bed.api.list_all = list_all  # type: ignore[method-assign] # the moment of the race
+    bed.api.list_all = list_all  # type: ignore[assignment, method-assign] # the moment of the race
     bed.look_twice()
     assert bed.released == 0
     assert bed.status["allocation"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aliquot_webhook.kube import ApiError
+from aliquot_webhook.kube import ApiError, Keep
 from aliquot_webhook.templates import collection, timestamp
 from tests.unit.controller.template_model import PODS, Bed, Model
 from tests.unit.webhook.test_templates import GRACE_S, START, a_template
@@ -48,8 +48,8 @@ def test_a_use_between_look_and_deletion_saves_it() -> None:
     bed.now += timedelta(seconds=GRACE_S + 2)
     original = bed.api.list_all
 
-    def list_all(path: str, query: dict[str, str]) -> tuple[list[Any], str]:
-        answer = original(path, query)
+    def list_all(path: str, query: dict[str, str], keep: Keep) -> tuple[list[Any], str]:
+        answer = original(path, query, keep)
         if path == PODS:
             bed.admit()  # refreshes: the pod itself comes later
         return answer
@@ -85,10 +85,10 @@ def test_a_list_that_cannot_be_read_deletes_nothing() -> None:
     bed.now += timedelta(days=1)
     original = bed.api.list_all
 
-    def list_all(path: str, query: dict[str, str]) -> tuple[list[Any], str]:
+    def list_all(path: str, query: dict[str, str], keep: Keep) -> tuple[list[Any], str]:
         if path == PODS:
             raise ApiError(status=403, message="pods is forbidden")
-        return original(path, query)
+        return original(path, query, keep)
 
     bed.api.list_all = list_all  # type: ignore[assignment, method-assign] # a missing permission
     with pytest.raises(ApiError):

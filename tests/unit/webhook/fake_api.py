@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from aliquot_api import names
-from aliquot_webhook.kube import ApiError, Method
+from aliquot_webhook.kube import ApiError, Keep, Method, whole
 from aliquot_webhook.templates import ROOT
 from aliquot_webhook.wire import JsonObject
 from tests.unit.webhook import kit
@@ -61,7 +61,9 @@ class FakeApi:
                 raise ApiError(status=403, message=f"{path} is forbidden: User cannot {method}")
             return copy.deepcopy(self._answer(method, path, query or {}, copy.deepcopy(body), content_type))
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
         """All objects of a kind below `path`, in all namespaces or in one."""
         with self._lock:
             self.calls.append(("GET", path))
@@ -71,7 +73,8 @@ class FakeApi:
                 for key, value in sorted(self.objects.items())
                 if key.startswith(prefix) and key.rpartition("/")[0].rpartition("/")[2] == plural
             ]
-            return list(found), str(next(self._versions))
+            kept = [one for each in found if (one := keep(each)) is not None]
+            return kept, str(next(self._versions))
 
     def _answer(
         self, method: Method, path: str, query: Mapping[str, str], body: Any, content_type: str

@@ -181,6 +181,19 @@ def test_in_steady_state_an_admission_is_one_call() -> None:
     assert bed.api.calls == [("PUT", ledger_path("team-a"))]
 
 
+def test_replicas_that_take_turns_lose_one_write_each_and_one_that_is_alone_again_reads_no_more() -> None:
+    bed = Bed(gpus=100)
+    replicas = [bed.office, bed.replica()]
+    assert all(bed.admit_claim(1, f"uid-{number}", by=replicas[number % 2]) for number in range(20))
+    assert len(bed.api.writes()) <= 20 + len(replicas)
+
+    for number in range(20, 23):
+        bed.api.calls.clear()
+        assert bed.admit_claim(1, f"uid-{number}")
+    assert bed.api.calls == [("PUT", ledger_path("team-a"))]
+    assert len(bed.entries) == 23
+
+
 def test_a_hundred_at_once_are_a_few_writes_and_no_more_than_fit() -> None:
     bed = Bed(gpus=60)
     slow(bed.api, 0.05)

@@ -11,6 +11,7 @@ import pytest
 from kubernetes import client
 
 from aliquot_webhook.kube import MERGE_PATCH, ApiError, Kube
+from aliquot_webhook.wire import JsonObject, dig, only
 
 Answer = tuple[int, bytes]
 TIMEOUT_S = 10
@@ -181,6 +182,17 @@ def test_a_list_leaves_out_who_wrote_what(server: Server, kube: Kube) -> None:
     metadata = {"name": "a", "managedFields": [{"manager": "kubectl"}]}
     server.answer = lambda method, path: (200, json.dumps({"items": [{"metadata": metadata}]}).encode())
     assert kube.list_all("/things", {})[0] == [{"metadata": {"name": "a"}}]
+
+
+def test_of_a_list_is_kept_what_is_asked_for(server: Server, kube: Kube) -> None:
+    """Page by page: what is left out is never held for the whole list."""
+    held = [{"metadata": {"name": name, "labels": {"a": "b"}}, "spec": {}} for name in ("a", "b")]
+    server.answer = lambda method, path: (200, json.dumps({"items": held}).encode())
+
+    def keep(each: JsonObject) -> JsonObject | None:
+        return only(each, metadata=("name", "uid")) if dig(each, "metadata", "name") == "b" else None
+
+    assert kube.list_all("/things", {}, keep)[0] == [{"metadata": {"name": "b"}}]
 
 
 def test_a_watch_gives_whole_events_however_they_are_cut(server: Server, kube: Kube) -> None:

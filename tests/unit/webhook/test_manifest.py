@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aliquot_api import names
+from aliquot_api.reach import CAPABILITIES
 from aliquot_controller.settings import NAME as CONTROLLER
 from aliquot_controller.settings import ControllerSettings
 from aliquot_webhook import ledger
@@ -15,7 +16,6 @@ from aliquot_webhook.app import create_app
 from aliquot_webhook.ledger import Entry
 from aliquot_webhook.pods import HAMI_OPT_OUT
 from aliquot_webhook.policy import Policy
-from aliquot_webhook.reach import CAPABILITIES
 from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 from tests.testkit.chart import render
 

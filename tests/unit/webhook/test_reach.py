@@ -3,7 +3,7 @@
 
 import pytest
 
-from aliquot_webhook.reach import beyond_its_share
+from aliquot_api.reach import beyond_its_share
 from aliquot_webhook.rewrite import Refusal, rewrite
 from aliquot_webhook.settings import Settings
 from tests.unit.webhook.kit import L4, container, inventory, pod
@@ -24,7 +24,7 @@ def fields(spec: dict[str, object]) -> list[str]:
         pytest.param({"capabilities": {"add": ["DAC_READ_SEARCH"]}}, "capabilities.add", id="any file"),
     ],
 )
-@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+@pytest.mark.parametrize("kind", ["containers", "initContainers", "ephemeralContainers"])
 def test_a_container_that_could_lift_a_limit_is_named(
     kind: str, context: dict[str, object], field: str
 ) -> None:
@@ -44,6 +44,7 @@ def test_a_container_that_could_lift_a_limit_is_named(
         "/var/run/aliquot-agent",
         "/run/cdi",
         "/etc/../var/lib",
+        "/sys",
     ],
 )
 def test_a_host_folder_that_holds_limits_is_named(path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aliquot_webhook.kube import ApiError, Watch
+from aliquot_webhook.kube import ApiError, Keep, Watch, whole
 from aliquot_webhook.reflector import Reflector
 from aliquot_webhook.wire import JsonObject
 
@@ -42,10 +42,12 @@ class ScriptedServer:
         self.events: queue.Queue[object] = queue.Queue()
         self.watched_from: queue.Queue[str] = queue.Queue()
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Keep = whole
+    ) -> tuple[list[JsonObject], str]:
         if self.refuse is not None:
             raise self.refuse
-        return list(self.objects), "10"
+        return [one for each in self.objects if (one := keep(each)) is not None], "10"
 
     @contextmanager
     def watch(self, path: str, query: Mapping[str, str], *, version: str) -> Iterator[Watch]:
@@ -142,11 +144,11 @@ def test_a_refusal_is_a_problem_until_it_is_lifted(
     asked = threading.Event()
     original = server.list_all
 
-    def list_all(path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+    def list_all(path: str, query: Mapping[str, str], keep: Keep = whole) -> tuple[list[JsonObject], str]:
         if reflector.problem is not None:
             asked.set()
             server.refuse = None
-        return original(path, query)
+        return original(path, query, keep)
 
     server.list_all = list_all  # type: ignore[method-assign] # to see the second try
     reflector.start()
@@ -161,7 +163,7 @@ def test_a_server_that_cannot_be_reached_is_no_answer(
     server.refuse = ApiError(status=0, message="refused")
     asked = threading.Semaphore(0)
 
-    def list_all(path: str, query: Mapping[str, str]) -> tuple[list[JsonObject], str]:
+    def list_all(path: str, query: Mapping[str, str], keep: Keep = whole) -> tuple[list[JsonObject], str]:
         asked.release()
         assert server.refuse is not None
         raise server.refuse

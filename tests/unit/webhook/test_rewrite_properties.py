@@ -2,6 +2,8 @@
 """What holds for `rewrite` whatever the pod: random pods, and JSON that only looks like a pod."""
 
 import copy
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -290,6 +292,9 @@ def test_a_patch_applies_once_takes_every_key_and_touches_nothing_else(
 
     assert _leftovers(result) == []
     assert repr(_stripped(result)) == repr(_stripped(pod))
+    for template in decision.templates:  # the name is a hash of exactly what the template says
+        written = json.dumps(template.spec, separators=(",", ":"))
+        assert template.name.endswith(f"-{hashlib.sha256(written.encode()).hexdigest()[:16]}")
     again = rewrite(result, policy, known)
     if not decision.templates:
         assert again is None or (isinstance(again, Patch) and again.operations == ())

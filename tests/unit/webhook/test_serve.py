@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from aliquot_webhook.app import MAX_BODY_BYTES
+from aliquot_webhook.serve import GRACE_S
 from aliquot_webhook.tls import REQUEST_S, SILENCE_S
 from tests.unit.webhook.kit import container, pod, review
 from tests.unit.webhook.service import HOST
@@ -110,6 +111,22 @@ def test_silent_clients_hold_up_nobody(running: Running) -> None:
         client.close()
 
 
+def test_a_connection_that_is_kept_for_later_holds_up_nobody_and_can_be_used(running: Running) -> None:
+    """An API server opens more than it needs, and asks on them when it does."""
+    spare = [running.connect() for _ in range(20)]  # more than there are threads
+    for connection in spare:
+        connection.connect()
+    patient = running.connect()
+    started = time.monotonic()
+    assert ask(patient)
+    assert time.monotonic() - started < 3 * SILENCE_S
+    # Longer than a client may be silent within a request.
+    eventually(lambda: ask(patient) and time.monotonic() > started + SILENCE_S + 1, "time does not go by")
+    assert all(ask(connection) for connection in spare)
+    for connection in (*spare, patient):
+        connection.close()
+
+
 def test_a_dripping_client_is_cut_off_in_the_end_and_holds_up_nobody(running: Running) -> None:
     """One byte whenever the server's patience for silence is about to end."""
     dripping = []
@@ -188,8 +205,14 @@ def test_sigterm_ends_it_in_order(running: Running) -> None:
     connection = running.connect()
     assert ask(connection)
     connection.close()
+    spare = running.connect()
+    spare.connect()
+    assert ask(running.connect())  # so the spare one has been seen
 
+    started = time.monotonic()
     assert running.stop() == 0
+    assert time.monotonic() - started < GRACE_S
+    spare.close()
     assert (running.folder / "stopped").exists()
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lets a pod reach beyond its share: other tenants' GPUs, or the files that hold the limits."""
+"""What lets a pod reach beyond its share: other tenants' GPUs, or the files that hold the limits.
+
+The webhook refuses such a pod; the agent gives it no share, for it may have come while no webhook answered.
+"""
 
 import posixpath
 from collections.abc import Iterator
@@ -7,7 +10,7 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 
 CAPABILITIES: Final = frozenset({"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "DAC_READ_SEARCH"})
 """With these a container can mount, load code into the kernel, write to devices, or open any file of a file
@@ -24,6 +27,7 @@ GUARDED: Final = (
     "/run/cdi",
     "/etc/cdi",
     "/proc",  # /proc/1/root is the host's root
+    "/sys/fs/cgroup",  # tells the agent whose a process is
     "/run/containerd",
     "/run/crio",
     "/run/docker.sock",
@@ -35,7 +39,7 @@ GUARDED: Final = (
 def beyond_its_share(spec: JsonObject, guarded_dirs: tuple[str, ...] = ()) -> Iterator[InvalidInput]:
     """Each thing in pod spec `spec` that would make a GPU limit a mere wish; `guarded_dirs` are more folders
     that hold limits."""
-    for kind in ("containers", "initContainers"):
+    for kind in ("containers", "initContainers", "ephemeralContainers"):
         for index, container in enumerate(items(spec.get(kind))):
             context = obj(container).get("securityContext")
             if context:
