@@ -106,7 +106,7 @@ fuzz-agent: setup ## Fuzz what the agent reads: opaque configuration, ledgers, c
 	@$(STEP) "fuzz the agent's parsers" $(PYTHON) -m tests.fuzz.agent -max_total_time=$(FUZZ_S) -seed=$(FUZZ_SEED) -max_len=4096 -verbosity=0 -print_final_stats=1
 
 ##@ Work on it
-.PHONY: setup packages shim shim-release wheel sim helm testbed images cluster-up cluster-down docs lock clean help
+.PHONY: setup packages shim shim-release wheel sim helm testbed images cluster-up cluster-down docs pictures lock clean help
 setup: packages .venv/.installed ## Python environment in .venv, with everything installed (editable)
 
 packages:
@@ -132,7 +132,7 @@ wheel: shim-release ## Wheel that carries the library for tenants by content has
 	@rm -rf $(BUILD)/wheel
 	@$(STEP) "wheel" env ALIQUOT_LIBRARIES=$(BUILD)/shim/release $(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(BUILD)/wheel .
 
-helm: setup
+helm: setup ## Helm of the test bed; `.venv/bin/python -m tests.cluster helm` prints where it is
 	@$(STEP) "Helm" $(CLUSTER) helm >/dev/null
 
 testbed: setup helm ## Binaries of the test bed; built once, kept in ~/.cache/aliquot (16 minutes on 2 cores)
@@ -152,6 +152,9 @@ docs: setup ## Write the pages that are made from data: docs/semantics.md, the c
 	@$(STEP) "chart page" $(PYTHON) -m tests.testkit.chart_readme
 	@$(STEP) "dashboards" $(PYTHON) -m tests.testkit.dashboards
 
+pictures: images testbed ## Draw the dashboards of docs/dashboards from a real Prometheus (5 minutes)
+	@$(STEP) "pictures of the dashboards" $(PYTHON) -m tests.chart.pictures
+
 lock: ## Resolve the dependency ranges of pyproject.toml again (needs uv)
 	uv pip compile pyproject.toml --extra webhook --extra agent --extra cli --extra sim --group dev --upgrade \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -q -o requirements.lock
@@ -165,4 +168,4 @@ clean: ## Remove build products (not ~/.cache/aliquot)
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a release, in order: validated, installed, upgraded and rolled back under pods, removed."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -160,10 +161,34 @@ def test_a_removal_is_refused_while_a_claim_is_in_use(aliquot: Installation, ten
     resize(tenant, "old", 5500)
 
 
+@pytest.mark.skipif("ALIQUOT_FORCED_REMOVAL" not in os.environ, reason="a minute: ALIQUOT_FORCED_REMOVAL=1")
+def test_a_forced_removal_ends_no_pod_and_the_next_installation_goes_on_with_them(
+    aliquot: Installation, tenant: Tenant
+) -> None:
+    before = {pod: life(tenant, pod) for pod in ("old", "new")}
+    unchecked = merged(aliquot.values, {"install": {"check": False}})
+    aliquot.release.rollback(str(aliquot.release.revision()))  # after a refusal nothing else is possible
+    aliquot.release.upgrade(merged(unchecked, {"uninstall": {"force": True}}))
+    aliquot.release.uninstall()
+    assert aliquot.bed.list("pods", NAMESPACE, labels="app.kubernetes.io/name=aliquot-agent") == []
+    assert {pod: life(tenant, pod) for pod in before} == before
+    aliquot.bed.kubectl("delete", "pod", "new", "--namespace", tenant.namespace, "--wait=false")
+
+    aliquot.release.install(unchecked)
+    aliquot.wait_ready(timeout_s=120)
+    aliquot.bed.wait_for(
+        lambda: [pod["metadata"]["name"] for pod in aliquot.bed.list("pods", tenant.namespace)] == ["old"],
+        what="the pod that hung in Terminating to be gone",
+        timeout_s=120,
+    )
+    assert life(tenant, "old") == before["old"]
+    resize(tenant, "old", 5200)
+
+
 def test_a_removal_leaves_nothing_and_blocks_nobody(aliquot: Installation, tenant: Tenant) -> None:
     bed = aliquot.bed
-    for pod in ("old", "new"):
-        tenant.delete(pod)
+    for pod in bed.list("pods", tenant.namespace):
+        tenant.delete(pod["metadata"]["name"])
     bed.wait_for(lambda: not bed.list("resourceclaims", tenant.namespace), what="no claim")
     with asking(tenant, PLAIN) as answers:
         run_commands("docs/operating.md", bed, which=slice(2, None))

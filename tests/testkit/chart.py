@@ -73,6 +73,12 @@ class Release:
         """`helm rollback` to the revision before."""
         return self._run("rollback", RELEASE, *options, timeout_s=timeout_s)
 
+    def revision(self) -> int:
+        """The newest one's number."""
+        where = ("--namespace", NAMESPACE, "--output", "json")
+        history = json.loads(_helm("history", RELEASE, *where, environment=self._environment))
+        return max(int(each["revision"]) for each in history)
+
     def uninstall(self, *options: str, timeout_s: float = 180) -> str:
         """`helm uninstall`; waits until what it deletes is gone."""
         return self._run("uninstall", RELEASE, *options, timeout_s=timeout_s)
