@@ -7,8 +7,6 @@
 
 #include "pools.h"
 
-enum { AQ_POOL_KNOWN = 64 };
-
 /* LEAVING_POOL: it is being destroyed, its handle must not be used any more. */
 enum aq_pool_kind { NO_POOL, DEVICE_POOL, GRAPH_POOL, LEAVING_POOL, DESTROYED_POOL };
 
@@ -32,8 +30,6 @@ struct aq_pool {
   uint64_t threshold;
   uint64_t step; /* by which it grows; 0: not seen to grow yet */
   struct aq_pool *next_free;
-  uint32_t unasked;              /* allocations for which the driver was not asked */
-  uint64_t known[AQ_POOL_KNOWN]; /* addresses and sizes that it had memory for: pools.c */
 };
 
 /* One that was given out. */

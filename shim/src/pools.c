@@ -18,7 +18,7 @@
 #include "pool_book.h"
 #include "state.h"
 
-enum { SPINS = 200, NEAR = 32, UNASKED = 16, SIZE_BITS = 24, ADDRESS_BITS = 49 };
+enum { SPINS = 200, NEAR = 32 };
 
 #define GRAIN      512ULL
 #define LEAST_STEP (2ULL << 20)
@@ -65,45 +65,6 @@ void aq_pool_trim(struct aq_pool *pool) {
   aq_pool_let_go(pool);
 }
 
-/* --- what it has memory for ---
- *
- * Most allocations get an address that was in use before. The pool cannot have grown for one that lies where
- * it had memory at a reading, and still has, and the driver need not be asked. Memory that it has given back
- * since must not be taken for such: whoever reads forgets all first, so that an allocation which made the
- * pool grow either finds nothing here, or was made before the reading. The driver gives memory back at
- * synchronisations, which are followed by a reading; in case it does more than it says, it is asked now and
- * then all the same. */
-
-static inline uint64_t *known_place(struct aq_pool *pool, CUdeviceptr pointer) {
-  return &pool->known[(pointer / GRAIN ^ pointer / LEAST_STEP) % AQ_POOL_KNOWN];
-}
-
-static inline bool is_known(struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes) {
-  uint64_t known = __atomic_load_n(known_place(pool, pointer), __ATOMIC_SEQ_CST);
-  return pointer && known >> SIZE_BITS == pointer / GRAIN && pointer % GRAIN == 0 &&
-         known % (1ULL << SIZE_BITS) >= bytes / GRAIN;
-}
-
-/* Live memory that was there at the newest reading, or has been entered since. */
-static void note_known(struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes) {
-  uint64_t grains = bytes / GRAIN;
-  if (pointer % GRAIN == 0 && pointer >> ADDRESS_BITS == 0 && grains < 1ULL << SIZE_BITS)
-    __atomic_store_n(known_place(pool, pointer), pointer / GRAIN << SIZE_BITS | grains, __ATOMIC_SEQ_CST);
-}
-
-static void forget_known(struct aq_pool *pool) {
-  for (int i = AQ_POOL_KNOWN - 1; i > 0; i--)
-    __atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
-  __atomic_store_n(&pool->known[0], 0, __ATOMIC_SEQ_CST); /* and all of them before what follows */
-}
-
-/* Counted loosely: two threads may count one. */
-static bool is_due(struct aq_pool *pool) {
-  uint32_t unasked = __atomic_load_n(&pool->unasked, __ATOMIC_RELAXED);
-  __atomic_store_n(&pool->unasked, unasked + 1, __ATOMIC_RELAXED);
-  return unasked % UNASKED == 0;
-}
-
 /* --- the charge --- */
 
 /* Under the lock. False: it has grown past what was announced, and the share with it. */
@@ -140,8 +101,6 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool stric
   uint64_t reserved = 0;
   uint64_t ticket = __atomic_add_fetch(&pool->tickets, 1, __ATOMIC_SEQ_CST);
   bool held = aq_pool_hold(pool);
-  if (held)
-    forget_known(pool);
   bool known = held && pool->share && read_reserved(pool, &reserved);
   bool fits = true;
   lock(pool);
@@ -321,17 +280,10 @@ static bool is_being_read(const struct aq_pool *pool) {
 }
 
 /* The usual case: nothing was announced, nothing has grown. */
-static bool stands_still(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
+static bool stands_still(const struct aq_pool_ask *ask) {
   uint64_t reserved;
-  if (AQ_SELDOM(ask->reserved || ask->right))
-    return false;
-  if (AQ_USUALLY(is_known(ask->pool, pointer, ask->bytes) && !is_due(ask->pool)))
-    return true;
-  if (is_being_read(ask->pool) || !read_reserved(ask->pool, &reserved) ||
-      reserved != __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE))
-    return false;
-  note_known(ask->pool, pointer, ask->bytes);
-  return true;
+  return !ask->reserved && !ask->right && !is_being_read(ask->pool) && read_reserved(ask->pool, &reserved) &&
+         reserved == __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE);
 }
 
 AQ_RARE static bool settle_growth(struct aq_pool_ask ask) {
@@ -354,7 +306,7 @@ AQ_RARE static bool settle_growth(struct aq_pool_ask ask) {
 
 bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   rely_no_more(ask);
-  if (!stands_still(ask, pointer) && !settle_growth(*ask)) {
+  if (!stands_still(ask) && !settle_growth(*ask)) {
     aq_count_refusal(ask->pool->share);
     return false;
   }
