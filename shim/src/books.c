@@ -99,7 +99,10 @@ static inline bool announce(struct aq_share *share, enum word word, uint64_t byt
   *generation = aq_word(&share->generation);
   if (slot && try_announce(share, slot, word_of(slot, word), bytes, limit))
     return true;
-  return announce_slowly(share, word, bytes, generation) || refused(share);
+  uint64_t other = 0; /* the first one need not stand in memory, as nobody else knows its address */
+  bool fits = announce_slowly(share, word, bytes, &other);
+  *generation = other;
+  return fits || refused(share);
 }
 
 /* Nothing is taken from a slot that was swept meanwhile: it never held the bytes. */
