@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 from aliquot_api import quantity
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig
 from aliquot_cli import output
 from aliquot_cli.cluster import add_cluster_options, command, connect, meta, namespace_of
 from aliquot_cli.output import bar, size
 from aliquot_webhook.amounts import Thing
 from aliquot_webhook.kube import ListApi
-from aliquot_webhook.wire import JsonObject, dig
 
 _ROOT: Final = "/apis/aliquot.dev/v1alpha1"
 _NAME: Final = "main"

@@ -7,8 +7,8 @@ from typing import Final
 
 from aliquot_api import names, quantity
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.cluster import meta
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 CAPACITIES: Final = (names.CAPACITY_MEMORY, names.CAPACITY_CORES, names.CAPACITY_SHARES)
 

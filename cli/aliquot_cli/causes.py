@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject
 from aliquot_cli.cards import Card
 from aliquot_cli.placing import Placement
-from aliquot_webhook.wire import JsonObject
 
 CORDON_TAINT: Final = f"{names.DRIVER}/cordoned"
 UNHEALTHY_TAINT: Final = f"{names.DRIVER}/unhealthy"

@@ -13,7 +13,7 @@ from typing import Final
 
 from aliquot_api import quantity
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 
 
 class Unsupported(Exception):

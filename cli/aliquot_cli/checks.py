@@ -14,9 +14,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.cards import Card
 from aliquot_cli.cluster import meta
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 WEBHOOK: Final = "aliquot-webhook"
 CONTROLLER: Final = "aliquot-controller"

@@ -11,8 +11,8 @@ from typing import Final
 from kubernetes import client, config
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, obj, text
 from aliquot_webhook.kube import ApiError, Kube, ListApi
-from aliquot_webhook.wire import JsonObject, obj, text
 
 RESOURCES: Final = "/apis/resource.k8s.io/v1"
 SYSTEM_NAMESPACE: Final = "aliquot-system"

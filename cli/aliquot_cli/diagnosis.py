@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.causes import Cause, Diagnosis, Facts, Finding
 from aliquot_cli.cluster import meta
 from aliquot_cli.looks import OUR_CLASSES, judge, look_around, our_wishes
 from aliquot_cli.placing import wish_of
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 RESOURCES: Final = frozenset(
     {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli import checks, output
 from aliquot_cli.checks import AGENT, CONTROLLER, CRDS, RIGHTS, WEBHOOK, Facts, Finding, Level, Right
 from aliquot_cli.cluster import add_cluster_options, command, connect, meta, optional_list
@@ -16,7 +17,6 @@ from aliquot_cli.gathering import optional_get_allowed
 from aliquot_cli.output import Colour, Printer
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import probe
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 NOT_WELL: Final = 3
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"

@@ -9,6 +9,7 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli import diagnosis, output
 from aliquot_cli.causes import Cause, Diagnosis, Finding, NodeLook
 from aliquot_cli.cluster import add_cluster_options, command, connect, meta, namespace_of
@@ -19,7 +20,6 @@ from aliquot_webhook.inventory import parse_slice, summarise
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.rewrite import Patch, rewrite
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 NOT_WELL: Final = 3
 """Exit status: something keeps a pod from running."""

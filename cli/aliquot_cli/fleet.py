@@ -4,11 +4,11 @@
 from collections.abc import Sequence
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject
 from aliquot_cli.cards import Card, cards
 from aliquot_cli.cluster import RESOURCES, optional_list
 from aliquot_cli.taintrules import list_rules
 from aliquot_webhook.kube import ListApi
-from aliquot_webhook.wire import JsonObject
 
 
 def our_slices(api: ListApi) -> list[JsonObject]:

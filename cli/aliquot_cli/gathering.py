@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.cards import Card
 from aliquot_cli.causes import Facts
 from aliquot_cli.cluster import RESOURCES, meta, optional_get, optional_list
@@ -13,7 +14,6 @@ from aliquot_cli.fleet import cards_of, our_slices
 from aliquot_cli.looks import OUR_CLASSES
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import probe
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 AGENT: Final = "app.kubernetes.io/name=aliquot-agent"
 

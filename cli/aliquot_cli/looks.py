@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj
 from aliquot_cli import nodes
 from aliquot_cli.causes import CORDON_TAINT, UNHEALTHY_TAINT, Cause, Facts, Finding, NodeLook
 from aliquot_cli.cluster import meta
 from aliquot_cli.output import size
 from aliquot_cli.placing import Look, Short, Wish, place, wish_of
-from aliquot_webhook.wire import JsonObject, dig, items, obj
 
 OUR_CLASSES: Final = (names.DEVICE_CLASS, names.MIG_DEVICE_CLASS)
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import yaml
 
 from aliquot_agent import nodeconfig
+from aliquot_api.wire import dig, items, obj, text
 from aliquot_cli.cluster import optional_get
 from aliquot_webhook.kube import MERGE_PATCH, ListApi
-from aliquot_webhook.wire import dig, items, obj, text
 
 NAME: Final = "aliquot-node-config"
 KEY: Final = "config.yaml"

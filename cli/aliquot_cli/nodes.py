@@ -10,8 +10,8 @@ from typing import Final
 
 from aliquot_api import quantity
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.cluster import meta
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 _HARD: Final = ("NoSchedule", "NoExecute")
 

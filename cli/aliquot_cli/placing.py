@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli import cel
 from aliquot_cli.cards import CAPACITIES, Card, Taint, amount
 from aliquot_cli.nodes import tolerated
 from aliquot_cli.output import size
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 _MOST_STEPS: Final = 20_000
 

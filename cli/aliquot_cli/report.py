@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import dig, items, text
 from aliquot_cli import output
 from aliquot_cli.cards import Card
 from aliquot_cli.cluster import add_cluster_options, command, connect
 from aliquot_cli.fleet import read_cards
 from aliquot_cli.output import percent, size
-from aliquot_webhook.wire import dig, items, text
 
 _TENANTS: Final = 'sum by (namespace) (label_replace(%s, "namespace", "$1", "exported_namespace", "(.+)"))'
 """Where a scrape adds a label `namespace` of its own, that of the tenant is called exported_namespace."""

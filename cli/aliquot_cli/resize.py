@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 from aliquot_api import names, quantity
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, text
 from aliquot_cli import output
 from aliquot_cli.cards import Share, cards
 from aliquot_cli.cluster import RESOURCES, add_cluster_options, command, connect, namespace_of
 from aliquot_cli.share import memory_limit
 from aliquot_webhook.kube import MERGE_PATCH, ListApi
-from aliquot_webhook.wire import JsonObject, dig, items, text
 
 NOT_DONE: Final = 3
 REFUSALS: Final = frozenset({"NoRoom", "NotAllowed", "Withdrawn", "Conflict", "NotUnderstood", "WholeGPU"})

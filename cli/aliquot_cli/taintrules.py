@@ -3,9 +3,9 @@
 
 from typing import Final
 
+from aliquot_api.wire import JsonObject, dig, items
 from aliquot_cli.cluster import optional_get, optional_list
 from aliquot_webhook.kube import ListApi
-from aliquot_webhook.wire import JsonObject, dig, items
 
 GROUP: Final = "resource.k8s.io"
 _VERSIONS: Final = ("v1", "v1beta2")

@@ -8,10 +8,10 @@ from urllib.parse import quote
 import yaml
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.cluster import meta, optional_list
 from aliquot_cli.gathering import events_of
 from aliquot_webhook.kube import ListApi
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 _PATHS: Final[Mapping[str, tuple[str, str]]] = {
     "pod": ("/api/v1", "pods"),

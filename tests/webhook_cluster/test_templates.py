@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from aliquot_api.wire import JsonObject, dig
 from aliquot_webhook.claims import ClaimTemplate
 from aliquot_webhook.kube import ApiError, Keep, Kube, whole
 from aliquot_webhook.templates import SELECTOR, collection
-from aliquot_webhook.wire import JsonObject, dig
 from tests.cluster import Cluster
 from tests.unit.controller.template_model import Model
 from tests.unit.webhook.test_templates import START, a_template

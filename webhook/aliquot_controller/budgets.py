@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from aliquot_api.wire import JsonObject, dig, obj, text
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, Thing, of_allocation, of_claim
 from aliquot_webhook.budgets import Budgets, Cap
@@ -28,7 +29,6 @@ from aliquot_webhook.kube import MERGE_PATCH, ApiError, ListApi
 from aliquot_webhook.ledger import Book, Entries, Entry
 from aliquot_webhook.resizes import annotation_of, wishes
 from aliquot_webhook.templates import ROOT
-from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook import certs
 from aliquot_webhook.certs import Bundle
 from aliquot_webhook.kube import JSON_PATCH, Api
 from aliquot_webhook.trust import CONFIGURATIONS
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
 

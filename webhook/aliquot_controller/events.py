@@ -4,10 +4,10 @@
 import logging
 from datetime import UTC, datetime
 
+from aliquot_api.wire import JsonObject, dig, text
 from aliquot_controller.settings import NAME
 from aliquot_webhook.kube import Api, ApiError
 from aliquot_webhook.templates import timestamp
-from aliquot_webhook.wire import JsonObject, dig, text
 
 logger = logging.getLogger(__name__)
 

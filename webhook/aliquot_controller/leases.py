@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from aliquot_api.wire import JsonObject, dig, obj, text
 from aliquot_webhook.kube import Api, ApiError
-from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 logger = logging.getLogger(__name__)
 

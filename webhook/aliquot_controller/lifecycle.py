@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj, only, text
 from aliquot_controller.settings import NAME, ControllerSettings
 from aliquot_webhook import settings as webhook
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.probe import capacity_problem
 from aliquot_webhook.templates import ROOT, SELECTOR, collection
-from aliquot_webhook.wire import JsonObject, dig, items, obj, only, text
 
 _AGENT_LABELS: Final = "app.kubernetes.io/name in (aliquot-agent, aliquot-sim)"
 _CLEANERS: Final = "aliquot-clean-nodes"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, items, obj, only, text
 from aliquot_webhook.kube import MERGE_PATCH, ApiError, ListApi
 from aliquot_webhook.templates import ROOT
-from aliquot_webhook.wire import JsonObject, dig, items, obj, only, text
 
 logger = logging.getLogger(__name__)
 

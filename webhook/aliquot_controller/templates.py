@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from aliquot_api.wire import JsonObject, dig, items, obj, only, text
 from aliquot_webhook.kube import ApiError, ListApi
 from aliquot_webhook.templates import ROOT, SELECTOR, collection, keep_until, parse_timestamp
-from aliquot_webhook.wire import JsonObject, dig, items, obj, only, text
 
 logger = logging.getLogger(__name__)
 

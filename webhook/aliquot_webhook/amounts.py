@@ -13,7 +13,7 @@ from typing import Final
 
 from aliquot_api import names, quantity
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 
 ALL_DEVICES: Final = 32
 """What `allocationMode: All` counts as: no claim gets more devices (AllocationResultsMaxSize)."""

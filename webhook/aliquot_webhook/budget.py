@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, text
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, of_claim, uses
 from aliquot_webhook.budgets import Budgets, Cap
@@ -12,7 +13,6 @@ from aliquot_webhook.charges import ChargeBusy, Charges, ChargeUnavailable
 from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.ledger import BudgetExceeded
 from aliquot_webhook.reviews import Refused, Request, Result
-from aliquot_webhook.wire import JsonObject, dig, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from aliquot_api import quantity
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, obj, text
 from aliquot_webhook.amounts import Thing
 from aliquot_webhook.policy import Policy
-from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, only, text
 from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
 from aliquot_webhook.kube import ApiError, Keep, ListApi
 from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
 from aliquot_webhook.templates import ROOT, parse_timestamp
-from aliquot_webhook.wire import JsonObject, dig, only, text
 
 LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
 NAME: Final = "gpu"

@@ -8,11 +8,11 @@ from typing import Final
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
 from aliquot_api.reach import beyond_its_share
+from aliquot_api.wire import JsonObject, items, obj, text
 from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.pods import SECTIONS, Container, is_default
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.requests import GpuRequest
-from aliquot_webhook.wire import JsonObject, items, obj, text
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 _MOST_CONTAINERS: Final = 64

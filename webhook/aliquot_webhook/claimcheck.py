@@ -13,10 +13,10 @@ from aliquot_api import modes, names, quantity
 from aliquot_api.config import ShareConfig, Sharing, decode, merge
 from aliquot_api.errors import InvalidInput
 from aliquot_api.reach import beyond_its_share
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook.candidates import check_offered
 from aliquot_webhook.inventory import Inventory
 from aliquot_webhook.policy import Policy
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 CAPACITIES: Final = (names.CAPACITY_MEMORY, names.CAPACITY_CORES, names.CAPACITY_SHARES)
 _SHOWN: Final = 64

@@ -16,9 +16,9 @@ from typing import Final, Literal, NotRequired, TypedDict
 from aliquot_api import names, quantity
 from aliquot_api.config import Priority, ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import items, obj
 from aliquot_webhook.requests import GpuRequest
 from aliquot_webhook.values import value
-from aliquot_webhook.wire import items, obj
 
 _NO_WISH: Final = ShareConfig()
 NAME_PREFIX: Final = "aliquot-"

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, items, obj, text
 from aliquot_webhook import patch
 from aliquot_webhook.patch import Operation
 from aliquot_webhook.pods import SECTIONS
-from aliquot_webhook.wire import JsonObject, items, obj, text
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 VOID: Final = "void"

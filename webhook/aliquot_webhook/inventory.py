@@ -13,7 +13,7 @@ from aliquot_api import names, quantity
 from aliquot_api.config import Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_api.modes import Mode
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"

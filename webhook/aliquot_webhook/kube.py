@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import urllib3
 from kubernetes import client, config
 
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from aliquot_api import quantity
+from aliquot_api.wire import JsonObject, obj, text
 from aliquot_webhook.amounts import Amounts, Thing
 from aliquot_webhook.budgets import Cap
 from aliquot_webhook.values import value
-from aliquot_webhook.wire import JsonObject, obj, text
 
 RESERVATION: Final = "reservation-"
 """Prefix of the keys of reservations; no UID begins so."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, obj, text
 from aliquot_webhook import patch
 from aliquot_webhook.patch import Operation
-from aliquot_webhook.wire import JsonObject, obj, text
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

@@ -8,10 +8,10 @@ from typing import Final, Literal
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.requests import Found, Stated, find
 from aliquot_webhook.values import value
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"

@@ -14,13 +14,13 @@ from typing import Final
 
 from aliquot_api import names, quantity
 from aliquot_api.config import Sharing
+from aliquot_api.wire import dig, text
 from aliquot_webhook import cel
 from aliquot_webhook.claims import Alternative, PlannedRequest, claim_template, covers
 from aliquot_webhook.kube import Api, ApiError
 from aliquot_webhook.loops import Loop
 from aliquot_webhook.requests import GpuRequest
 from aliquot_webhook.templates import ROOT, collection
-from aliquot_webhook.wire import dig, text
 
 logger = logging.getLogger(__name__)
 

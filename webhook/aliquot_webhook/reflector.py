@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
+from aliquot_api.wire import JsonObject, dig, obj, text
 from aliquot_webhook.kube import ApiError, Keep, Watch, whole
 from aliquot_webhook.loops import Loop
-from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 logger = logging.getLogger(__name__)
 

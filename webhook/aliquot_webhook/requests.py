@@ -8,9 +8,9 @@ from typing import Final, Literal
 from aliquot_api import quantity
 from aliquot_api.config import Priority
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.values import value
-from aliquot_webhook.wire import JsonObject
 
 SECTIONS: Final[tuple[Literal["limits", "requests"], ...]] = ("limits", "requests")
 """Where a container states resources; a limit goes before a request."""

@@ -7,7 +7,7 @@ from typing import Final
 from aliquot_api import names
 from aliquot_api.annotations import memory_limits
 from aliquot_api.errors import InvalidInput
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 
 ANNOTATION: Final = names.ANNOTATION_MEMORY_LIMIT
 _KINDS: Final = ("containers", "initContainers")

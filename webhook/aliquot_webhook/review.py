@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aliquot_api.wire import JsonObject, dig, items, obj
 from aliquot_webhook.budget import BudgetOffice
 from aliquot_webhook.claims import ClaimTemplate
 from aliquot_webhook.inventory import Inventory
@@ -14,7 +15,6 @@ from aliquot_webhook.reviews import Notes, Outcome, Refused, Request, Result, al
 from aliquot_webhook.rewrite import Patch, Reason, Refusal, rewrite
 from aliquot_webhook.templates import TemplateUnavailable
 from aliquot_webhook.update import restore
-from aliquot_webhook.wire import JsonObject, dig, items, obj
 
 logger = logging.getLogger(__name__)
 

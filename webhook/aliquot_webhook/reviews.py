@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NotRequired, TypedDict
 
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, obj, text
 from aliquot_webhook.checks import DNS_LABEL
-from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 API_VERSION: Final = "admission.k8s.io/v1"
 KIND: Final = "AdmissionReview"

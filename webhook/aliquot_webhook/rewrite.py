@@ -15,6 +15,7 @@ from typing import Final
 
 from aliquot_api import names
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook import checks, environment, patch, placement, pods, wishes
 from aliquot_webhook.arrange import Arrangement, arrange
 from aliquot_webhook.candidates import Candidates, candidates
@@ -25,7 +26,6 @@ from aliquot_webhook.patch import Operation
 from aliquot_webhook.pods import Container
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.requests import Meant, Stated, understand
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook.wishes import Wishes
 
 _RECORD: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)

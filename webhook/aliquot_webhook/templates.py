@@ -32,9 +32,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject, dig, obj, text
 from aliquot_webhook.claims import ClaimTemplate, covers
 from aliquot_webhook.kube import MERGE_PATCH, Api, ApiError
-from aliquot_webhook.wire import JsonObject, dig, obj, text
 
 ROOT: Final = f"/apis/{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}"
 SELECTOR: Final = f"{names.MANAGED_LABEL}=true"

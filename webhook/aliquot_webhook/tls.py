@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from aliquot_api.wire import JsonObject, obj, text
 from aliquot_webhook import certs
 from aliquot_webhook.certs import Bundle
 from aliquot_webhook.kube import Api, ApiError
-from aliquot_webhook.wire import JsonObject, obj, text
 
 _FIELDS: Final = {
     "authority": "ca.crt",

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from aliquot_api.wire import dig, items, text
 from aliquot_webhook.certs import Bundle
 from aliquot_webhook.kube import Api, ApiError
-from aliquot_webhook.wire import dig, items, text
 
 CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1"
 _PATIENCE_S: Final = 60.0

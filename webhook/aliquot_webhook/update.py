@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 
 from aliquot_api import names, quantity
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, items, obj, text
 from aliquot_webhook import environment, patch, placement, pods
 from aliquot_webhook.patch import Operation
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.requests import Stated, find
 from aliquot_webhook.rewrite import Patch, Reason, Refusal
-from aliquot_webhook.wire import JsonObject, items, obj, text
 
 
 def restore(pod: object, old: object, policy: Policy) -> Patch | Refusal | None:

@@ -8,6 +8,7 @@ from typing import Final
 from aliquot_api import names, quantity
 from aliquot_api.annotations import memory_limits
 from aliquot_api.errors import InvalidInput
+from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_webhook import claimcheck
 from aliquot_webhook.amounts import uses
 from aliquot_webhook.budget import BudgetOffice
@@ -19,7 +20,6 @@ from aliquot_webhook.resizes import ANNOTATION, annotation_of, claim_names, cont
 from aliquot_webhook.review import log_refusal
 from aliquot_webhook.reviews import Notes, Outcome, Refused, Request, Result, allow, read, refuse
 from aliquot_webhook.templates import ROOT
-from aliquot_webhook.wire import JsonObject, dig, items, obj, text
 
 logger = logging.getLogger(__name__)
 

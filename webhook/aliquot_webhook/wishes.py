@@ -13,8 +13,8 @@ from aliquot_api import config, modes, names
 from aliquot_api.config import ComputePolicy, ShareConfig, Sharing
 from aliquot_api.errors import InvalidInput
 from aliquot_api.modes import Mode
+from aliquot_api.wire import JsonObject, text
 from aliquot_webhook.requests import Stated
-from aliquot_webhook.wire import JsonObject, text
 
 USE_TYPE: Final = "nvidia.com/use-gputype"
 NOUSE_TYPE: Final = "nvidia.com/nouse-gputype"

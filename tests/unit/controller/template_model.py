@@ -10,11 +10,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
+from aliquot_api.wire import JsonObject
 from aliquot_controller.templates import TemplateCollector
 from aliquot_webhook.claims import ClaimTemplate
 from aliquot_webhook.kube import ListApi
 from aliquot_webhook.templates import Templates, TemplateUnavailable
-from aliquot_webhook.wire import JsonObject
 from tests.unit.webhook.fake_api import FakeApi
 from tests.unit.webhook.test_templates import GRACE_S, START, a_template, path
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject
 from aliquot_controller import lifecycle
 from aliquot_controller.settings import ControllerSettings
 from aliquot_webhook.kube import ApiError, Keep, Method, whole
-from aliquot_webhook.wire import JsonObject
 
 DRA = "/apis/resource.k8s.io/v1"
 SETTINGS = ControllerSettings(namespace="here")

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from aliquot_api import names
+from aliquot_api.wire import JsonObject
 from aliquot_webhook.kube import ApiError, Keep, Method, whole
 from aliquot_webhook.templates import ROOT
-from aliquot_webhook.wire import JsonObject
 from tests.unit.webhook import kit
 
 CLASS_PATH = f"{ROOT}/deviceclasses/{names.DEVICE_CLASS}"

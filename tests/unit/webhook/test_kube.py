@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from aliquot_api.wire import JsonObject, dig, only
 from aliquot_webhook.kube import MERGE_PATCH, ApiError, Kube
-from aliquot_webhook.wire import JsonObject, dig, only
 
 Answer = tuple[int, bytes]
 TIMEOUT_S = 10

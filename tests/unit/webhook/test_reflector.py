@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from aliquot_api.wire import JsonObject
 from aliquot_webhook.kube import ApiError, Keep, Watch, whole
 from aliquot_webhook.reflector import Reflector
-from aliquot_webhook.wire import JsonObject
 
 TIMEOUT_S = 20
 
