@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A hook that programs call all the time has what it needs put into it, but for what is rare. It begins with
- * a cache line, so that what it costs does not depend on what stands before it.
+ * A hook that programs call all the time has what it needs put into it, but for what is rare. It begins where
+ * processors fetch from, so that what it costs depends less on what stands before it.
  */
 #ifndef ALIQUOT_HOT_H
 #define ALIQUOT_HOT_H
 
-#define AQ_HOT  __attribute__((flatten, hot, aligned(64)))
+#define AQ_HOT  __attribute__((flatten, hot, aligned(32)))
 #define AQ_RARE __attribute__((noinline, cold))
 
 /* What is so in a hook that programs call all the time: it lies straight ahead there. */
