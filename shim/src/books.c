@@ -193,17 +193,24 @@ bool aq_note(const struct aq_record *record) {
 void aq_charge_into(const struct aq_charge *charge, enum aq_thing thing, uint64_t key) {
   struct aq_record record;
   uint64_t generation;
-  if (!aq_records_change(aq_shares, thing, key, charge->bytes, 0, &record, &generation))
+  if (!aq_records_change(aq_shares, thing, key, charge->bytes, 0, &record, &generation)) {
     aq_cancel(charge);
-  else if (generation != charge->generation)
+    return;
+  }
+  if (generation != charge->generation)
     enter_anew(charge->share, charge->bytes);
+  if (aq_record_is_managed(&record))
+    aq_managed_change(charge->share, charge->bytes);
 }
 
 void aq_give_from(struct aq_share *share, enum aq_thing thing, uint64_t key, uint64_t bytes) {
   struct aq_record record;
   uint64_t generation;
-  if (bytes && aq_records_change(aq_shares, thing, key, -bytes, 0, &record, &generation))
-    give_back(share, bytes, generation);
+  if (!bytes || !aq_records_change(aq_shares, thing, key, -bytes, 0, &record, &generation))
+    return;
+  give_back(share, bytes, generation);
+  if (aq_record_is_managed(&record))
+    aq_managed_change(share, -bytes);
 }
 
 bool aq_free_begin(enum aq_thing thing, uint64_t key, struct aq_freed *freed) {

@@ -81,7 +81,7 @@ void aq_pool_retire(struct aq_pool *pool) {
 
 /* Under the table's lock. */
 static struct aq_pool *make(enum aq_pool_kind kind, CUmemoryPool handle, struct aq_share *share,
-                            CUdevice device) {
+                            CUdevice device, bool managed) {
   struct aq_pool *pool = fresh();
   if (!pool)
     return NULL;
@@ -89,8 +89,9 @@ static struct aq_pool *make(enum aq_pool_kind kind, CUmemoryPool handle, struct 
   pool->handle = handle;
   pool->share = share;
   pool->device = device;
-  if (share && !aq_note(&(struct aq_record){
-                   .thing = AQ_RESERVE, .key = pool->number, .share = (uint8_t)share->index})) {
+  if (share &&
+      !aq_note(&(struct aq_record){
+          .thing = AQ_RESERVE, .key = pool->number, .share = (uint8_t)share->index, .count = managed})) {
     put_back(pool);
     return NULL;
   }
@@ -115,13 +116,13 @@ static void send_away(struct aq_pool *pool) {
     sched_yield();
 }
 
-struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
+AQ_RARE static struct aq_pool *learn(CUmemoryPool handle, struct aq_share *share, bool managed) {
   struct aq_pool *pool = aq_pool_find(handle);
   if (pool)
     return pool;
   pthread_mutex_lock(&table_lock);
   pool = aq_pool_find(handle); /* another thread was first */
-  bool made = !pool && (pool = make(DEVICE_POOL, handle, share, 0));
+  bool made = !pool && (pool = make(DEVICE_POOL, handle, share, 0, managed));
   bool named =
       !made ||
       aq_note(&(struct aq_record){.thing = AQ_POOL, .key = (uintptr_t)handle, .number = pool->number});
@@ -137,6 +138,10 @@ struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
   return pool;
 }
 
+struct aq_pool *aq_pool_learn(CUmemoryPool handle, struct aq_share *share) {
+  return learn(handle, share, false);
+}
+
 struct aq_pool *aq_pool_learn_located(CUmemoryPool handle, const CUmemLocation *location,
                                       CUmemAllocationType type) {
   CUdevice device = aq_location_device(location);
@@ -145,7 +150,7 @@ struct aq_pool *aq_pool_learn_located(CUmemoryPool handle, const CUmemLocation *
   /* Managed memory counts wherever it is; for a pool of no place, where the program is at work. */
   if (!share && type == CU_MEM_ALLOCATION_TYPE_MANAGED)
     share = aq_here(&here) == CUDA_SUCCESS ? here.share : aq_device_share(0);
-  return aq_pool_learn(handle, share);
+  return learn(handle, share, type == CU_MEM_ALLOCATION_TYPE_MANAGED);
 }
 
 AQ_RARE static struct aq_pool *ask_current(CUdevice device) {
@@ -190,7 +195,7 @@ struct aq_pool *aq_pool_of_graphs(CUdevice device) {
   pthread_mutex_lock(&table_lock);
   pool = graphs[device];
   if (!pool)
-    pool = make(GRAPH_POOL, NULL, aq_device_share(device), device);
+    pool = make(GRAPH_POOL, NULL, aq_device_share(device), device, false);
   __atomic_store_n(&graphs[device], pool, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&table_lock);
   return pool;

@@ -23,7 +23,7 @@ enum aq_thing {
   AQ_MAPPING, /* address of a mapping of memory `number`; not charged */
   AQ_BINDING, /* ... of a binding to multicast object `context`; not charged */
   AQ_POOL,    /* pool handle: its number; not charged */
-  AQ_RESERVE, /* by number: what a pool has reserved */
+  AQ_RESERVE, /* by number: what a pool has reserved; `count`: managed */
   AQ_EXEC,    /* executable graph: the bytes of its allocation nodes; not charged */
   AQ_LIMIT,   /* context, and which of its limits; `number`: its first value */
   AQ_CODE,    /* module or library; counted as code */
@@ -73,10 +73,14 @@ bool aq_records_put(const struct aq_share *shares, const struct aq_record *recor
 /* Moves all records of `context` on `share` to another one. */
 void aq_records_move(const struct aq_share *share, CUcontext context, CUcontext other);
 
-/* The bytes of a record that are managed memory. */
+/* Its bytes are managed memory. */
+static inline bool aq_record_is_managed(const struct aq_record *record) {
+  return record->count &&
+         (record->thing == AQ_POINTER || record->thing == AQ_LEAVING || record->thing == AQ_RESERVE);
+}
+
 static inline uint64_t aq_record_managed(const struct aq_record *record) {
-  bool pointer = record->thing == AQ_POINTER || record->thing == AQ_LEAVING;
-  return pointer && record->count ? record->bytes : 0;
+  return aq_record_is_managed(record) ? record->bytes : 0;
 }
 
 /* Takes out all records of `context` on `share`, and sums them up. `*generation`: as above. */

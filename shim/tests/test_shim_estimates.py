@@ -20,6 +20,10 @@ from shim.tests.sandbox import MIB, SLOWER, Sandbox
 
 PROCESSES: Final = 8
 ROUNDS: Final = 600 // SLOWER
+MANAGED: Final = 2
+ON_DEVICE: Final = 1
+POOL_PROPS: Final = 40
+"""The cell where a pool's properties, or its location, begin."""
 THINGS: Final = ("a few bytes", "a context", "code")
 
 
@@ -158,3 +162,34 @@ def test_managed_memory_off_the_gpu_hides_no_context(
     assert shares.usage(share).used_bytes == 512 * MIB + cost
     probe.ok(end, 0 if "Ctx" in end else pointer, 0)
     assert [slot.managed_bytes for slot in shares.slots(share) if slot.pid == probe.pid] == [0]
+
+
+@pytest.mark.parametrize(
+    "origin", ["cuMemPoolCreate", "cuMemGetDefaultMemPool"], ids=["made", "of its place"]
+)
+def test_managed_pool_off_the_gpu_hides_no_context(
+    node: Sandbox, share: Path, cost: int, start: Callable[..., Probe], origin: str
+) -> None:
+    probe = start(node)
+    probe.begin()
+    measure(node, share)
+    made = origin == "cuMemPoolCreate"
+    for cell in range(POOL_PROPS, POOL_PROPS + 12):
+        probe.command(f"!set {cell} 0")
+    probe.command(f"!set {POOL_PROPS} {MANAGED if made else ON_DEVICE}")
+    pool = probe.ok(origin, "&4", f"&{POOL_PROPS}", MANAGED).cells[4]
+    pointer = probe.ok("cuMemAllocFromPoolAsync", "&5", 512 * MIB, pool, 0).cells[5]
+    measure(node, share)
+    assert node.container()["used"] == cost
+    assert shares.usage(share).used_bytes == 512 * MIB + cost
+    assert [slot.managed_bytes for slot in shares.slots(share)] == [512 * MIB]
+    probe.ok("cuMemPrefetchAsync", pointer, 512 * MIB, 0, 0)
+    measure(node, share)
+    assert shares.usage(share).used_bytes == node.container()["used"] == 512 * MIB + cost
+    probe.ok("cuMemFreeAsync", pointer, 0)
+    if made:
+        probe.ok("cuMemPoolDestroy", pool)
+    else:
+        probe.ok("cuStreamSynchronize", 0)
+    assert [slot.managed_bytes for slot in shares.slots(share) if slot.pid == probe.pid] == [0]
+    assert shares.usage(share).used_bytes == cost
