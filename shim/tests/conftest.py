@@ -9,9 +9,12 @@ from typing import Any, Final
 
 import pytest
 
+from shim.tests import shares
 from shim.tests.probe import Probe
-from shim.tests.sandbox import SHIM, SIM, Sandbox
+from shim.tests.sandbox import MIB, SHIM, SIM, Sandbox
 
+LIMIT: Final = 512 * MIB
+"""Of the share, in tests that do not want another."""
 _HERE: Final = Path(__file__).resolve().parent
 _FLAGS: Final = ("-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
 _CC: Final = ("cc", *_FLAGS, f"-I{_HERE.parent / 'src'}")
@@ -62,6 +65,12 @@ def node(tmp_path: Path) -> Sandbox:
     sandbox = Sandbox(folder=tmp_path)
     sandbox.start_node("l4")
     return sandbox
+
+
+@pytest.fixture
+def share(node: Sandbox) -> Path:
+    """The container's share of its GPU, of LIMIT bytes."""
+    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 @pytest.fixture

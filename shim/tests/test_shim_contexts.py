@@ -8,17 +8,12 @@ import pytest
 
 from aliquot_agent import region
 from shim.tests import shares
+from shim.tests.conftest import LIMIT
 from shim.tests.probe import OUT_OF_MEMORY, SUCCESS, Probe
 from shim.tests.sandbox import MIB, Sandbox
 
 Start = Callable[..., Probe]
-LIMIT = 512 * MIB
 PAGE = 2 * MIB
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def test_context_is_reserved_at_its_estimate_before_it_is_made(node: Sandbox, start: Start) -> None:

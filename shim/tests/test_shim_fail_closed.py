@@ -10,6 +10,7 @@ import pytest
 
 from aliquot_agent import region
 from shim.tests import shares
+from shim.tests.conftest import LIMIT
 from shim.tests.probe import (
     NOT_INITIALIZED,
     NOT_PERMITTED,
@@ -18,15 +19,9 @@ from shim.tests.probe import (
     SUCCESS,
     Probe,
 )
-from shim.tests.sandbox import MIB, Sandbox
+from shim.tests.sandbox import Sandbox
 
 Start = Callable[..., Probe]
-LIMIT = 512 * MIB
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def _truncate(path: Path, size: int) -> None:

@@ -10,17 +10,11 @@ from typing import Final
 import pytest
 
 from shim.tests import shares
-from shim.tests.conftest import Clients
+from shim.tests.conftest import LIMIT, Clients
 from shim.tests.probe import OUT_OF_MEMORY, SUCCESS, Probe
-from shim.tests.sandbox import MIB, PYTHON, SHIM, SIM, Sandbox
+from shim.tests.sandbox import PYTHON, SHIM, SIM, Sandbox
 
 Start = Callable[..., Probe]
-LIMIT: Final = 512 * MIB
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def _with_preload(command: list[str], library: str) -> str:

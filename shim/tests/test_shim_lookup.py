@@ -10,13 +10,11 @@ from typing import Final
 import pytest
 
 from shim import abis
-from shim.tests import shares
-from shim.tests.conftest import Clients
+from shim.tests.conftest import LIMIT, Clients
 from shim.tests.probe import NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS, Probe
-from shim.tests.sandbox import MIB, ROOT, SHIM, SIM, Sandbox
+from shim.tests.sandbox import ROOT, SHIM, SIM, Sandbox
 
 Start = Callable[..., Probe]
-LIMIT: Final = 512 * MIB
 
 
 def _driver_objects() -> dict[str, Path]:
@@ -24,11 +22,6 @@ def _driver_objects() -> dict[str, Path]:
     sources = {path.stem for folder in (ROOT / "shim/sim", SIM / "gen") for path in folder.glob("*.c")}
     found = {path.stem: path for path in sorted((SIM / "obj").glob("*.o")) if path.stem in sources}
     return {stem: path for stem, path in found.items() if not stem.startswith(("nvml", "tool", "smi"))}
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from aliquot_agent import region
 from shim.tests import shares
+from shim.tests.conftest import LIMIT
 from shim.tests.probe import (
     INVALID_VALUE,
     NOT_SUPPORTED,
@@ -18,7 +19,6 @@ from shim.tests.probe import (
 from shim.tests.sandbox import MIB, Sandbox
 
 Start = Callable[..., Probe]
-LIMIT = 512 * MIB
 PAGE = 2 * MIB
 GRAIN = 512
 
@@ -27,11 +27,6 @@ def requested(node: Sandbox) -> tuple[int, int]:
     """Explicit allocations of the container by the driver's books: now, and at their peak."""
     group = node.container()
     return group["requested"], group["requested_peak"]
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def taken(node: Sandbox) -> tuple[int, int]:

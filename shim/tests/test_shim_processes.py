@@ -13,18 +13,12 @@ import pytest
 
 from aliquot_agent import region
 from shim.tests import shares
-from shim.tests.conftest import Clients
+from shim.tests.conftest import LIMIT, Clients
 from shim.tests.probe import NOT_INITIALIZED, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS, Probe, ended
 from shim.tests.sandbox import MIB, SLOWER, TIMEOUT_S, Sandbox
 
 Start = Callable[..., Probe]
-LIMIT = 512 * MIB
 PAGE = 2 * MIB
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def test_memory_of_a_killed_process_comes_back(node: Sandbox, share: Path, start: Start) -> None:

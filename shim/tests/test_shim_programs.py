@@ -13,12 +13,11 @@ import pytest
 
 from aliquot_agent import region
 from shim.tests import shares
-from shim.tests.conftest import Clients
+from shim.tests.conftest import LIMIT, Clients
 from shim.tests.probe import NO_DEVICE, NOT_INITIALIZED, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS, Probe, ended
 from shim.tests.sandbox import MIB, SIM, Sandbox
 
 Start = Callable[..., Probe]
-LIMIT: Final = 512 * MIB
 SLOTS: Final = region.SLOTS
 _AS_NOBODY: Final = """
 cp "$1" /run/program; chmod "$2" /run/program
@@ -26,11 +25,6 @@ mkdir /run/node; mount --bind "$3" /run/node; chmod -R a+rwX /run/node
 shift 3
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 """
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def nobody(node: Sandbox, program: str, mode: str, commands: list[str]) -> list[str]:

@@ -15,22 +15,16 @@ from typing import Final
 import pytest
 
 from shim.tests import shares
-from shim.tests.conftest import Clients
+from shim.tests.conftest import LIMIT, Clients
 from shim.tests.probe import ended
 from shim.tests.sandbox import MIB, Sandbox
 
-LIMIT: Final = 512 * MIB
 PAGE: Final = 2 * MIB
 STEP: Final = 32 * MIB
 """By which a simulated pool grows."""
 ROUNDS: Final = 8000
 SEED: Final = int(os.environ.get("ALIQUOT_SHIM_STORM_SEED", "1"))
 SECONDS: Final = float(os.environ.get("ALIQUOT_SHIM_STORM_S", "0"))
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
 
 
 def storm(

@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 
 from shim.tests import shares
-from shim.tests.conftest import Clients
+from shim.tests.conftest import LIMIT, Clients
 from shim.tests.probe import OUT_OF_MEMORY, SUCCESS, ended
 from shim.tests.sandbox import MIB, TIMEOUT_S, Sandbox
-from shim.tests.test_shim_memory import LIMIT, PAGE, taken
-
-
-@pytest.fixture
-def share(node: Sandbox) -> Path:
-    return shares.make(node, gpu=node.gpu(), limit=LIMIT)
+from shim.tests.test_shim_memory import PAGE, taken
 
 
 @pytest.mark.parametrize(
