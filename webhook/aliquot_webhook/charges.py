@@ -9,7 +9,6 @@ refusal, or another replica writes as well, it reads first.
 The first admission after a budget appears makes the ledger from the claims that there are.
 """
 
-import random
 import threading
 import time
 import uuid
@@ -18,12 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.errors import InvalidInput
 from aliquot_api.wire import JsonObject, dig, only, text
 from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
 from aliquot_webhook.kube import ApiError, Keep, ListApi
 from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
+from aliquot_webhook.pace import Pace
 from aliquot_webhook.templates import ROOT, parse_timestamp
 
 LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
@@ -32,9 +33,6 @@ NAME: Final = "gpu"
 _WAIT_S: Final = 4.0
 _LAST_WAIT_S: Final = 0.5
 """Together less than the 5 s of the webhook configuration, so that the author gets our words."""
-_MOST_REST_S: Final = 0.1
-_REST_AMONG_SEVERAL: Final = (1.0, 3.0)
-"""Times as long as usual: by chance, so that two replicas do not meet again and again."""
 _ATTEMPTS: Final = 12
 
 Change = Callable[[Entries], Entries]
@@ -90,7 +88,7 @@ class _Queue:
         self.waiting: list[_Wish] = []
         self.writes = False
         """Somebody is writing, or has been woken to write."""
-        self.rests_until_s = 0.0
+        self.pace = Pace()
 
 
 def ledger_path(namespace: str) -> str:
@@ -188,6 +186,8 @@ class Charges:
     ) -> None:
         """For a claim that is being admitted. Raises BudgetExceeded, ChargeUnavailable."""
         uid = text(dig(claim, "metadata", "uid"))
+        if not uid.isprintable():  # it will stand in a line; no API server sends such a thing
+            raise InvalidInput(field="metadata.uid", value=uid[:64], fix="want a UID")
         self.change(
             namespace,
             lambda entries: ledger.charge(
@@ -234,11 +234,10 @@ class Charges:
     def _write_for_all(self, namespace: str, queue: _Queue) -> None:
         """One write for everybody who waits, this thread among them; then the next one's turn.
 
-        Between two writes it rests as long as the first one took: who writes again at once leaves another
-        replica, which has to read before it writes, no chance; and meanwhile more come to wait, who are
-        served by one write.
+        Before it rests as `Pace` says, so that another replica gets its turn; meanwhile more come to wait,
+        who are served by one write.
         """
-        rest_s = queue.rests_until_s - self._clock()
+        rest_s = queue.pace.rests_until_s - self._clock()
         if rest_s > 0:
             time.sleep(rest_s)
         with self._guard:
@@ -247,11 +246,7 @@ class Charges:
         try:
             self._settle(namespace, wishes)
         finally:
-            ended_s = self._clock()
-            rest_s = ended_s - began_s
-            if namespace in self._shared:
-                rest_s *= random.uniform(*_REST_AMONG_SEVERAL)
-            queue.rests_until_s = ended_s + min(rest_s, _MOST_REST_S)
+            queue.pace.wrote(began_s=began_s, ended_s=self._clock(), is_shared=namespace in self._shared)
             for wish in wishes:
                 if not wish.ended:
                     wish.end(_busy(namespace))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from aliquot_api.errors import InvalidInput
 from aliquot_api.quantity import MIB
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, Thing
@@ -163,6 +164,13 @@ def test_a_dry_run_is_judged_and_written_nowhere() -> None:
     assert bed.api.writes() == []
     assert bed.admit_claim(100, "b")
     assert not bed.admit_claim(1, "c", dry_run=True)
+
+
+def test_a_uid_that_would_be_several_lines_is_refused() -> None:
+    bed = Bed()
+    with pytest.raises(InvalidInput, match=r"metadata\.uid"):
+        bed.admit_claim(1, "a\n0 0 0 0 0 b")
+    assert not bed.api.calls
 
 
 def test_without_a_budget_nothing_is_asked() -> None:
@@ -429,9 +437,9 @@ def test_the_ledger_is_put_in_line_with_the_claims_that_there_are() -> None:
 
 
 def test_a_spoilt_ledger_is_no_end_of_everything() -> None:
-    assert ledger.decode({"entries": {"a": 5, "b": "1 2 x 4 5", "c": "1 2"}}) == {
-        key: Entry(amounts=Amounts(), at_s=0) for key in "abc"
-    }
+    fine = Entry(amounts=Amounts(memory=2, cores=3, shares=4, gpus=5), at_s=1)
+    assert ledger.decode({"entries": "5 a\n1 2 3 4 5 b\n1 2 x 4 5 c\n\n1 2"}) == {"b": fine}
+    assert ledger.decode({"entries": {"a": 5}}) == {}
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ALIQUOT_BUDGET_MODELS", "60"))))
