@@ -33,6 +33,9 @@ NAME: Final = "gpu"
 _WAIT_S: Final = 4.0
 _LAST_WAIT_S: Final = 0.5
 """Together less than the 5 s of the webhook configuration, so that the author gets our words."""
+_PATIENCE_S: Final = 0.02
+"""How long a claim of kube-controller-manager's waits for company: nobody waits for it, and the pods that are
+admitted meanwhile take it along, instead of waiting for a write of its own."""
 _ATTEMPTS: Final = 12
 
 Change = Callable[[Entries], Entries]
@@ -56,8 +59,10 @@ class _Ledger:
 class _Wish:
     """A change that a thread waits for."""
 
-    def __init__(self, change: Change, *, until_s: float) -> None:
+    def __init__(self, change: Change, *, until_s: float, is_patient: bool = False) -> None:
         self.change = change
+        self.is_patient = is_patient
+        """It begins no write of its own yet."""
         self.until_s = until_s
         """Then its API server has given up: what is written later is charged for nothing."""
         self.woken = threading.Event()
@@ -89,6 +94,19 @@ class _Queue:
         self.writes = False
         """Somebody is writing, or has been woken to write."""
         self.pace = Pace()
+
+    def begin(self, wish: _Wish) -> None:
+        """Let the thread of `wish` write for all who wait, unless somebody does."""
+        if not self.writes:
+            self.writes = True
+            wish.woken.set()
+
+    def go_on(self) -> None:
+        """A write is over: the next one's turn."""
+        self.writes = False
+        following = next((wish for wish in self.waiting if not wish.is_patient), None)
+        if following is not None:
+            self.begin(following)
 
 
 def ledger_path(namespace: str) -> str:
@@ -136,11 +154,13 @@ class Charges:
         whole_bytes: Callable[[], int | None],
         reservation_s: float,
         wait_s: float = _WAIT_S,
+        patience_s: float = _PATIENCE_S,
         now_s: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._wait_s = wait_s
+        self._patience_s = patience_s
         self._api = api
         self._classes = classes
         self._whole_bytes = whole_bytes
@@ -194,6 +214,7 @@ class Charges:
                 entries, uid, wanted, caps=caps, now_s=self._now_s(), may_redeem=may_redeem
             ),
             dry_run=dry_run,
+            patience_s=self._patience_s if may_redeem else 0.0,
         )
 
     def resize(
@@ -208,18 +229,25 @@ class Charges:
 
         self.change(namespace, change, dry_run=dry_run)
 
-    def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> Book:
-        """Bring about `change` of the namespace's entries; the entries after it."""
-        wish = _Wish(change, until_s=self._clock() + self._wait_s)
+    def change(
+        self, namespace: str, change: Change, *, dry_run: bool = False, patience_s: float = 0.0
+    ) -> Book:
+        """Bring about `change` of the namespace's entries, together with the next change or after
+        `patience_s`; the entries after it."""
+        wish = _Wish(change, until_s=self._clock() + self._wait_s, is_patient=patience_s > 0)
         if dry_run:
             self._settle(namespace, [wish], dry_run=True)
             return wish.outcome()
         with self._guard:
             queue = self._queues.setdefault(namespace, _Queue())
             queue.waiting.append(wish)
-            if not queue.writes:
-                queue.writes = True
-                wish.woken.set()
+            if not wish.is_patient:
+                queue.begin(wish)
+        if wish.is_patient and not wish.woken.wait(patience_s):
+            with self._guard:
+                wish.is_patient = False
+                if wish in queue.waiting:
+                    queue.begin(wish)
         if not wish.woken.wait(self._wait_s):
             with self._guard:
                 if wish in queue.waiting and not wish.woken.is_set():
@@ -251,10 +279,7 @@ class Charges:
                 if not wish.ended:
                     wish.end(_busy(namespace))
             with self._guard:
-                if queue.waiting:
-                    queue.waiting[0].woken.set()
-                else:
-                    queue.writes = False
+                queue.go_on()
 
     def _settle(self, namespace: str, wishes: Sequence[_Wish], *, dry_run: bool = False) -> None:
         """Make all of them come true in one write, or say why not."""

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -60,10 +60,10 @@ class Bed:
         self.limits = limits or {"memory": "100Mi"}
         self.office = self.replica()
 
-    def replica(self) -> BudgetOffice:
+    def replica(self, *, patience_s: float = 0.0) -> BudgetOffice:
         budgets = Budgets(policy=Policy())
         budgets.budgets.replace([budget("team-a", **self.limits)])
-        return office(self.api, budgets=budgets, now_s=lambda: self.now_s)
+        return office(self.api, budgets=budgets, now_s=lambda: self.now_s, patience_s=patience_s)
 
     def admit_pod(self, mib: int, *, by: BudgetOffice | None = None, is_again: bool = False) -> bool:
         return _goes_through(
@@ -210,6 +210,27 @@ def test_a_hundred_at_once_are_a_few_writes_and_no_more_than_fit() -> None:
     assert sum(admitted) == 60
     assert len(bed.entries) == 60
     assert len(bed.api.writes()) < 60
+
+
+def test_a_claim_that_is_made_for_a_pod_is_written_with_the_next_pod() -> None:
+    bed = Bed(gpus=1_000_000)
+    patient, pods = bed.replica(patience_s=30), 0
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(bed.admit_claim, 1, "made", by=patient, user=CONTROLLER_MANAGER)
+        while not made.done():
+            assert bed.admit_pod(1, by=patient)
+            pods += 1
+            wait([made], timeout=0.01)
+    assert made.result()
+    assert "made" in bed.entries
+    assert len(bed.api.writes()) == pods
+
+
+def test_a_claim_that_is_made_for_a_pod_needs_no_company() -> None:
+    bed = Bed(gpus=10)
+    assert bed.admit_claim(1, "made", by=bed.replica(patience_s=0.001), user=CONTROLLER_MANAGER)
+    assert len(bed.api.writes()) == 1
+    assert list(bed.entries) == ["made"]
 
 
 def slow(api: FakeApi, seconds: float) -> None:
