@@ -21,7 +21,8 @@ class Figure(TypedDict):
     unit: str
     baseline: float | None
     """What was measured in the same run without us."""
-    target: float
+    target: float | None
+    """None: nothing is promised; it tells what the other figures mean."""
     holds: bool
 
 
@@ -35,6 +36,11 @@ def at_least(what: str, value: float, unit: str, *, target: float, baseline: flo
     return _figure(what, value, unit, target=target, baseline=baseline, holds=value >= target)
 
 
+def context(what: str, value: float, unit: str, *, baseline: float | None = None) -> Figure:
+    """A figure that promises nothing."""
+    return _figure(what, value, unit, target=None, baseline=baseline, holds=True)
+
+
 def publish(name: str, figures: Sequence[Figure]) -> None:
     """Prints the table and writes build/bench/`name`.json."""
     width = max(len(each["what"]) for each in figures)
@@ -43,19 +49,20 @@ def publish(name: str, figures: Sequence[Figure]) -> None:
         baseline = "" if each["baseline"] is None else f"{each['baseline']:g}"
         mark = "" if each["holds"] else "  MISSED"
         value = f"{each['what']:{width}} {each['value']:>12g} {each['unit']:8}"
-        sys.stdout.write(f"{value} {baseline:>12} {each['target']:>12g}{mark}\n")
+        target = "" if each["target"] is None else f"{each['target']:g}"
+        sys.stdout.write(f"{value} {baseline:>12} {target:>12}{mark}".rstrip() + "\n")
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _figure(
-    what: str, value: float, unit: str, *, target: float, baseline: float | None, holds: bool
+    what: str, value: float, unit: str, *, target: float | None, baseline: float | None, holds: bool
 ) -> Figure:
     return {
         "what": what,
         "value": round(value, 3),
         "unit": unit,
         "baseline": None if baseline is None else round(baseline, 3),
-        "target": round(target, 3),
+        "target": None if target is None else round(target, 3),
         "holds": holds,
     }

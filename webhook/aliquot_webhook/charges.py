@@ -9,7 +9,6 @@ refusal, or another replica writes as well, it reads first.
 The first admission after a budget appears makes the ledger from the claims that there are.
 """
 
-import random
 import threading
 import time
 import uuid
@@ -18,12 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from aliquot_api import names
+from aliquot_api.errors import InvalidInput
 from aliquot_api.wire import JsonObject, dig, only, text
 from aliquot_webhook import amounts, ledger
 from aliquot_webhook.amounts import Amounts
 from aliquot_webhook.budgets import Cap
 from aliquot_webhook.kube import ApiError, Keep, ListApi
 from aliquot_webhook.ledger import Book, BudgetExceeded, Entries, Entry
+from aliquot_webhook.pace import Pace
 from aliquot_webhook.templates import ROOT, parse_timestamp
 
 LEDGERS: Final = f"/apis/{names.CONFIG_GROUP}/{names.CONFIG_VERSION}"
@@ -32,9 +33,9 @@ NAME: Final = "gpu"
 _WAIT_S: Final = 4.0
 _LAST_WAIT_S: Final = 0.5
 """Together less than the 5 s of the webhook configuration, so that the author gets our words."""
-_MOST_REST_S: Final = 0.1
-_REST_AMONG_SEVERAL: Final = (1.0, 3.0)
-"""Times as long as usual: by chance, so that two replicas do not meet again and again."""
+_PATIENCE_S: Final = 0.02
+"""How long a claim of kube-controller-manager's waits for company: nobody waits for it, and the pods that are
+admitted meanwhile take it along, instead of waiting for a write of its own."""
 _ATTEMPTS: Final = 12
 
 Change = Callable[[Entries], Entries]
@@ -58,8 +59,10 @@ class _Ledger:
 class _Wish:
     """A change that a thread waits for."""
 
-    def __init__(self, change: Change, *, until_s: float) -> None:
+    def __init__(self, change: Change, *, until_s: float, is_patient: bool = False) -> None:
         self.change = change
+        self.is_patient = is_patient
+        """It begins no write of its own yet."""
         self.until_s = until_s
         """Then its API server has given up: what is written later is charged for nothing."""
         self.woken = threading.Event()
@@ -90,7 +93,20 @@ class _Queue:
         self.waiting: list[_Wish] = []
         self.writes = False
         """Somebody is writing, or has been woken to write."""
-        self.rests_until_s = 0.0
+        self.pace = Pace()
+
+    def begin(self, wish: _Wish) -> None:
+        """Let the thread of `wish` write for all who wait, unless somebody does."""
+        if not self.writes:
+            self.writes = True
+            wish.woken.set()
+
+    def go_on(self) -> None:
+        """A write is over: the next one's turn."""
+        self.writes = False
+        following = next((wish for wish in self.waiting if not wish.is_patient), None)
+        if following is not None:
+            self.begin(following)
 
 
 def ledger_path(namespace: str) -> str:
@@ -138,11 +154,13 @@ class Charges:
         whole_bytes: Callable[[], int | None],
         reservation_s: float,
         wait_s: float = _WAIT_S,
+        patience_s: float = _PATIENCE_S,
         now_s: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._wait_s = wait_s
+        self._patience_s = patience_s
         self._api = api
         self._classes = classes
         self._whole_bytes = whole_bytes
@@ -188,12 +206,15 @@ class Charges:
     ) -> None:
         """For a claim that is being admitted. Raises BudgetExceeded, ChargeUnavailable."""
         uid = text(dig(claim, "metadata", "uid"))
+        if not uid.isprintable():  # it will stand in a line; no API server sends such a thing
+            raise InvalidInput(field="metadata.uid", value=uid[:64], fix="want a UID")
         self.change(
             namespace,
             lambda entries: ledger.charge(
                 entries, uid, wanted, caps=caps, now_s=self._now_s(), may_redeem=may_redeem
             ),
             dry_run=dry_run,
+            patience_s=self._patience_s if may_redeem else 0.0,
         )
 
     def resize(
@@ -208,18 +229,25 @@ class Charges:
 
         self.change(namespace, change, dry_run=dry_run)
 
-    def change(self, namespace: str, change: Change, *, dry_run: bool = False) -> Book:
-        """Bring about `change` of the namespace's entries; the entries after it."""
-        wish = _Wish(change, until_s=self._clock() + self._wait_s)
+    def change(
+        self, namespace: str, change: Change, *, dry_run: bool = False, patience_s: float = 0.0
+    ) -> Book:
+        """Bring about `change` of the namespace's entries, together with the next change or after
+        `patience_s`; the entries after it."""
+        wish = _Wish(change, until_s=self._clock() + self._wait_s, is_patient=patience_s > 0)
         if dry_run:
             self._settle(namespace, [wish], dry_run=True)
             return wish.outcome()
         with self._guard:
             queue = self._queues.setdefault(namespace, _Queue())
             queue.waiting.append(wish)
-            if not queue.writes:
-                queue.writes = True
-                wish.woken.set()
+            if not wish.is_patient:
+                queue.begin(wish)
+        if wish.is_patient and not wish.woken.wait(patience_s):
+            with self._guard:
+                wish.is_patient = False
+                if wish in queue.waiting:
+                    queue.begin(wish)
         if not wish.woken.wait(self._wait_s):
             with self._guard:
                 if wish in queue.waiting and not wish.woken.is_set():
@@ -234,11 +262,10 @@ class Charges:
     def _write_for_all(self, namespace: str, queue: _Queue) -> None:
         """One write for everybody who waits, this thread among them; then the next one's turn.
 
-        Between two writes it rests as long as the first one took: who writes again at once leaves another
-        replica, which has to read before it writes, no chance; and meanwhile more come to wait, who are
-        served by one write.
+        Before it rests as `Pace` says, so that another replica gets its turn; meanwhile more come to wait,
+        who are served by one write.
         """
-        rest_s = queue.rests_until_s - self._clock()
+        rest_s = queue.pace.rests_until_s - self._clock()
         if rest_s > 0:
             time.sleep(rest_s)
         with self._guard:
@@ -247,19 +274,12 @@ class Charges:
         try:
             self._settle(namespace, wishes)
         finally:
-            ended_s = self._clock()
-            rest_s = ended_s - began_s
-            if namespace in self._shared:
-                rest_s *= random.uniform(*_REST_AMONG_SEVERAL)
-            queue.rests_until_s = ended_s + min(rest_s, _MOST_REST_S)
+            queue.pace.wrote(began_s=began_s, ended_s=self._clock(), is_shared=namespace in self._shared)
             for wish in wishes:
                 if not wish.ended:
                     wish.end(_busy(namespace))
             with self._guard:
-                if queue.waiting:
-                    queue.waiting[0].woken.set()
-                else:
-                    queue.writes = False
+                queue.go_on()
 
     def _settle(self, namespace: str, wishes: Sequence[_Wish], *, dry_run: bool = False) -> None:
         """Make all of them come true in one write, or say why not."""

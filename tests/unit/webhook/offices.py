@@ -23,6 +23,7 @@ def office(
     known: Inventory | None = None,
     now_s: Callable[[], float] = lambda: 0.0,
     budgets: Budgets | None = None,
+    patience_s: float = 0.0,
 ) -> BudgetOffice:
     """Budgets that nobody has written yet, on GPUs of the largest kind."""
     known = inventory([H100] * 8) if known is None else known
@@ -33,7 +34,12 @@ def office(
     return BudgetOffice(
         budgets=budgets or Budgets(policy=Policy()),
         charges=Charges(
-            api=api, classes=CLASSES, whole_bytes=whole_bytes, reservation_s=RESERVATION_S, now_s=now_s
+            api=api,
+            classes=CLASSES,
+            whole_bytes=whole_bytes,
+            reservation_s=RESERVATION_S,
+            patience_s=patience_s,
+            now_s=now_s,
         ),
         inventory=lambda: known,
         classes=CLASSES,

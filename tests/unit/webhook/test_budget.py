@@ -7,12 +7,13 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from aliquot_api.errors import InvalidInput
 from aliquot_api.quantity import MIB
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Amounts, Thing
@@ -59,10 +60,10 @@ class Bed:
         self.limits = limits or {"memory": "100Mi"}
         self.office = self.replica()
 
-    def replica(self) -> BudgetOffice:
+    def replica(self, *, patience_s: float = 0.0) -> BudgetOffice:
         budgets = Budgets(policy=Policy())
         budgets.budgets.replace([budget("team-a", **self.limits)])
-        return office(self.api, budgets=budgets, now_s=lambda: self.now_s)
+        return office(self.api, budgets=budgets, now_s=lambda: self.now_s, patience_s=patience_s)
 
     def admit_pod(self, mib: int, *, by: BudgetOffice | None = None, is_again: bool = False) -> bool:
         return _goes_through(
@@ -165,6 +166,13 @@ def test_a_dry_run_is_judged_and_written_nowhere() -> None:
     assert not bed.admit_claim(1, "c", dry_run=True)
 
 
+def test_a_uid_that_would_be_several_lines_is_refused() -> None:
+    bed = Bed()
+    with pytest.raises(InvalidInput, match=r"metadata\.uid"):
+        bed.admit_claim(1, "a\n0 0 0 0 0 b")
+    assert not bed.api.calls
+
+
 def test_without_a_budget_nothing_is_asked() -> None:
     bed = Bed()
     bed.office = office(bed.api)
@@ -202,6 +210,27 @@ def test_a_hundred_at_once_are_a_few_writes_and_no_more_than_fit() -> None:
     assert sum(admitted) == 60
     assert len(bed.entries) == 60
     assert len(bed.api.writes()) < 60
+
+
+def test_a_claim_that_is_made_for_a_pod_is_written_with_the_next_pod() -> None:
+    bed = Bed(gpus=1_000_000)
+    patient, pods = bed.replica(patience_s=30), 0
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(bed.admit_claim, 1, "made", by=patient, user=CONTROLLER_MANAGER)
+        while not made.done():
+            assert bed.admit_pod(1, by=patient)
+            pods += 1
+            wait([made], timeout=0.01)
+    assert made.result()
+    assert "made" in bed.entries
+    assert len(bed.api.writes()) == pods
+
+
+def test_a_claim_that_is_made_for_a_pod_needs_no_company() -> None:
+    bed = Bed(gpus=10)
+    assert bed.admit_claim(1, "made", by=bed.replica(patience_s=0.001), user=CONTROLLER_MANAGER)
+    assert len(bed.api.writes()) == 1
+    assert list(bed.entries) == ["made"]
 
 
 def slow(api: FakeApi, seconds: float) -> None:
@@ -429,9 +458,9 @@ def test_the_ledger_is_put_in_line_with_the_claims_that_there_are() -> None:
 
 
 def test_a_spoilt_ledger_is_no_end_of_everything() -> None:
-    assert ledger.decode({"entries": {"a": 5, "b": "1 2 x 4 5", "c": "1 2"}}) == {
-        key: Entry(amounts=Amounts(), at_s=0) for key in "abc"
-    }
+    fine = Entry(amounts=Amounts(memory=2, cores=3, shares=4, gpus=5), at_s=1)
+    assert ledger.decode({"entries": "5 a\n1 2 3 4 5 b\n1 2 x 4 5 c\n\n1 2"}) == {"b": fine}
+    assert ledger.decode({"entries": {"a": 5}}) == {}
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ALIQUOT_BUDGET_MODELS", "60"))))
