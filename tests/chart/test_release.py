@@ -2,7 +2,6 @@
 """The life of a release, in order: validated, installed, upgraded and rolled back under pods, removed."""
 
 import copy
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -201,7 +200,6 @@ def test_a_removal_is_refused_while_a_claim_is_in_use(aliquot: Installation, ten
     resize(tenant, "old", 5500)
 
 
-@pytest.mark.skipif("ALIQUOT_FORCED_REMOVAL" not in os.environ, reason="a minute: ALIQUOT_FORCED_REMOVAL=1")
 def test_a_forced_removal_ends_no_pod_and_the_next_installation_goes_on_with_them(
     aliquot: Installation, tenant: Tenant
 ) -> None:
