@@ -115,7 +115,7 @@ packages:
 .venv/.installed: requirements.lock pyproject.toml node-agent/generate_stubs.py $(wildcard node-agent/aliquot_agent/kubeletapi/*/*/*.proto)
 	@test -n "$(HOST_PYTHON)" || { echo "no Python 3.11 to 3.13 with ssl and venv here: install python3-venv" >&2; exit 1; }
 	@$(STEP) "create .venv" $(HOST_PYTHON) -m venv --clear .venv
-	@$(STEP) "install the locked dependencies" $(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@$(STEP) "install the locked dependencies (a minute or two)" $(BIN)/pip install --quiet --require-hashes -r requirements.lock
 	@$(STEP) "install aliquot (editable)" $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -139,7 +139,7 @@ testbed: setup helm ## Binaries of the test bed; built once, kept in ~/.cache/al
 	@$(STEP) "test bed binaries for Kubernetes $(KUBERNETES)" $(CLUSTER) build --kubernetes $(KUBERNETES)
 
 images: sim wheel ## Container images from their Dockerfiles, by Docker, without a registry: build/images/*.tar
-	@$(STEP) "images" $(PYTHON) -m tests.system.images
+	@$(STEP) "images (the first time two minutes)" $(PYTHON) -m tests.system.images
 
 cluster-up: testbed ## A bare cluster to play with (python -m tests.cluster --help)
 	@$(STEP) "start cluster" $(CLUSTER) up --kubernetes $(KUBERNETES)

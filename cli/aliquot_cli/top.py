@@ -151,8 +151,8 @@ def _sum(found: Sequence[Card]) -> str:
     whole = sum(card.nominal_bytes for card in found)
     given = sum(share.memory_bytes for card in found for share in card.shares)
     used = sum(share.used_bytes or 0 for card in found for share in card.shares)
-    shares = sum(len(card.shares) for card in found)
+    gpus, shares = len(found), sum(len(card.shares) for card in found)
     return (
-        f"{len(found)} GPUs, {shares} shares: {size(given)} of {size(whole)} given ({percent(given, whole)}),"
+        f"{gpus} GPU{'s'[: gpus != 1]}, {shares} share{'s'[: shares != 1]}: {size(given)} of {size(whole)} given ({percent(given, whole)}),"
         f" {size(used)} in use ({percent(used, given)} of what is given)"
     )

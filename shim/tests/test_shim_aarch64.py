@@ -10,12 +10,14 @@ import pytest
 
 from shim.tests import shares
 from shim.tests.probe import OUT_OF_MEMORY
-from shim.tests.sandbox import MIB, PYTHON, ROOT, SIM, Sandbox
+from shim.tests.sandbox import BUILD, MIB, PYTHON, ROOT, SIM, Sandbox
 
 _ROOT_OF_LIBC: Final = Path("/usr/aarch64-linux-gnu")
 _ZIG: Final = (PYTHON, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu.2.31")
 _TARGET: Final = ("-std=gnu11", "-D_GNU_SOURCE", "-O1", "-pthread")
 _SOURCES: Final = ROOT / "shim"
+_BUILD_OF_SHIM: Final = BUILD / "shim"
+_LIBRARY: Final = _BUILD_OF_SHIM / "release/aarch64/libaliquot.so"
 LIMIT: Final = 512 * MIB
 
 
@@ -34,9 +36,9 @@ def _run(*command: str, cwd: Path = _SOURCES, timeout: int = 600) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shim's release build, the simulated driver and the clients, for aarch64."""
+    """The simulated driver and the clients for aarch64, beside the shim's release build."""
     folder = tmp_path_factory.mktemp("aarch64")
-    _run("make", "-s", f"{folder}/release/aarch64/libaliquot.so", f"BUILD={folder}", f"PYTHON={PYTHON}")
+    _run("make", "-s", str(_LIBRARY), f"BUILD={_BUILD_OF_SHIM}", f"PYTHON={PYTHON}")
     sources = [path.name for path in (_SOURCES / "sim").glob("*.c")]
     driver = sorted(name for name in sources if not name.startswith(("nvml", "tool", "smi")))
     generated = [str(SIM / "gen" / name) for name in ("cuda_stubs.c", "cuda_table.c")]
@@ -61,9 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )  # fmt: skip
 def test_way_to_a_symbol(node: Sandbox, folder: Path, way: str) -> None:
     shares.make(node, gpu=node.gpu(), limit=LIMIT)
-    library = folder / "release/aarch64/libaliquot.so"
     inside = {
-        "LD_PRELOAD": str(library),
+        "LD_PRELOAD": str(_LIBRARY),
         "LD_LIBRARY_PATH": str(folder),
         "ALIQUOT_SIM_ROOT": str(node.node),
         "ALIQUOT_SIM_GROUP": node.group,
@@ -72,4 +73,4 @@ def test_way_to_a_symbol(node: Sandbox, folder: Path, way: str) -> None:
     emulator += [word for name, value in inside.items() for word in ("-E", f"{name}={value}")]
     plugin = [str(folder / "plugin.so")] if way.startswith("plugin") else []
     done = node.run(*emulator, str(folder / "ways"), way, *plugin, bare=True, check=False)
-    assert (done.stdout, done.stderr) == (f"{library} {OUT_OF_MEMORY}\n", "")
+    assert (done.stdout, done.stderr) == (f"{_LIBRARY} {OUT_OF_MEMORY}\n", "")

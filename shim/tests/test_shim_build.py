@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from shim.tests.sandbox import PYTHON, ROOT, SHIM
+from shim.tests.sandbox import BUILD, PYTHON, ROOT, SHIM
 
 _SHIM: Final = ROOT / "shim"
 _MACHINES: Final = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
@@ -26,9 +26,9 @@ def _make(folder: Path, target: str, *settings: str, sources: Path = _SHIM) -> P
 
 
 @pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Machine -> release build."""
-    folder = _make(tmp_path_factory.mktemp("release"), "release")
+def releases() -> dict[str, Path]:
+    """Machine -> release build, that of `make shim-release`; made here if it is not there or older."""
+    folder = _make(BUILD / "shim", "release")
     return {machine: folder / "release" / machine / "libaliquot.so" for machine in _MACHINES}
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a release, in order: validated, installed, upgraded and rolled back under pods, removed."""
 
-import os
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from aliquot_api import names
-from tests.chart import scraping
+from tests.chart import foreign, scraping
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.system import TestbedError
@@ -34,14 +35,23 @@ NEXT: Final[Values] = {
 }
 """What the upgrade changes: agent and library to another layout of quota and ledger, a Deployment, the node
 configuration."""
-FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
+OPERATOR: Final = "monitoring.coreos.com/v1"
+CERT_MANAGER: Final = "cert-manager.io/v1"
 
 
+@pytest.fixture(scope="module")
+def foreign_kinds(bed: Cluster) -> Iterator[None]:
+    """Those of the Prometheus operator and cert-manager."""
+    with foreign.served(bed):
+        yield
+
+
+@pytest.mark.usefixtures("foreign_kinds")
 @pytest.mark.parametrize(
-    ("values", "served"),
+    ("values", "others"),
     [
-        pytest.param({}, (), id="defaults"),
-        pytest.param(SIMULATED, (), id="simulated"),
+        pytest.param({}, {}, id="defaults"),
+        pytest.param(SIMULATED, {}, id="simulated"),
         pytest.param(
             {
                 "requests": {"resourceCount": "nvidia.com/gpu"},
@@ -54,8 +64,9 @@ FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
                 "networkPolicy": {"webhookFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
                 "install": {"check": False},
                 "uninstall": {"cleanUp": False},
+                "certManager": {"enabled": True},
             },
-            (),
+            {"Certificate": 1, "Issuer": 1},
             id="narrow",
         ),
         pytest.param(
@@ -73,18 +84,46 @@ FOREIGN: Final = ("cert-manager.io", "monitoring.coreos.com")
                 "budgets": {"keep": True},
                 "uninstall": {"force": True},
             },
-            ("cert-manager.io/v1", "monitoring.coreos.com/v1"),
+            {"Certificate": 1, "PodMonitor": 3, "PrometheusRule": 1},
             id="everything",
         ),
     ],
 )
-def test_the_api_server_takes_what_the_chart_makes(bed: Cluster, values: Values, served: list[str]) -> None:
-    made = render(values, served=served, hooks=True, namespace="default")
-    ours = [each for each in made if not each["apiVersion"].startswith(FOREIGN)]
-    assert len(made) - len(ours) == (5 if served else 0)
-    apply = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
-    answered = bed.kubectl(*apply, stdin=yaml.safe_dump_all(ours)).splitlines()
-    assert len([line for line in answered if line.endswith("(server dry run)")]) == len(ours)
+def test_the_api_server_takes_what_the_chart_makes(
+    bed: Cluster, values: Values, others: Mapping[str, int]
+) -> None:
+    made = render(values, served=(OPERATOR, CERT_MANAGER), hooks=True, namespace="default")
+    assert Counter(each["kind"] for each in made if is_foreign(each)) == others
+    answered = applied_dry(bed, made).splitlines()
+    assert len([line for line in answered if line.endswith("(server dry run)")]) == len(made)
+
+
+@pytest.mark.usefixtures("foreign_kinds")
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "words"),
+    [
+        ("PodMonitor", ("podMetricsEndpoints", 0, "honourLabels"), True, 'unknown field "spec.podMetricsEnd'),
+        ("PodMonitor", ("podMetricsEndpoints", 0, "interval"), "30", "spec.podMetricsEndpoints[0].interval"),
+        ("PrometheusRule", ("groups", 0, "rules", 0, "expr"), None, "spec.groups[0].rules[0].expr: Required"),
+        ("Certificate", ("issuerRef", "name"), None, "spec.issuerRef.name: Required"),
+    ],
+    ids=["misspelt", "no duration", "no expression", "no issuer"],
+)
+def test_the_api_server_would_find_a_mistake_in_an_object_of_a_foreign_kind(
+    bed: Cluster, kind: str, field: tuple[str | int, ...], value: object, words: str
+) -> None:
+    every = {"podMonitors": {"enabled": True}, "monitoring": {"rules": {"enabled": True}}}
+    made = render({**every, "certManager": {"enabled": True}}, served=(OPERATOR, CERT_MANAGER))
+    wrong = copy.deepcopy(next(each for each in made if each["kind"] == kind))
+    place = wrong["spec"]
+    for step in field[:-1]:
+        place = place[step]
+    if value is None:
+        del place[field[-1]]
+    else:
+        place[field[-1]] = value
+    with pytest.raises(TestbedError, match=re.escape(words)):
+        applied_dry(bed, [wrong | {"metadata": {"name": "wrong"}}])
 
 
 def test_the_documents_commands_install_it_and_pods_without_gpus_never_notice(
@@ -161,7 +200,6 @@ def test_a_removal_is_refused_while_a_claim_is_in_use(aliquot: Installation, ten
     resize(tenant, "old", 5500)
 
 
-@pytest.mark.skipif("ALIQUOT_FORCED_REMOVAL" not in os.environ, reason="a minute: ALIQUOT_FORCED_REMOVAL=1")
 def test_a_forced_removal_ends_no_pod_and_the_next_installation_goes_on_with_them(
     aliquot: Installation, tenant: Tenant
 ) -> None:
@@ -197,6 +235,17 @@ def test_a_removal_leaves_nothing_and_blocks_nobody(aliquot: Installation, tenan
     for folder in (names.HOST_STATE_DIR, names.PLUGIN_DIR, names.CDI_DIR, "/run/aliquot-sim"):
         assert bed.node_exec(bed.nodes[0], ["/usr/bin/find", folder, "-mindepth", "1"]) == ""
     assert names.DRIVER not in bed.node_exec(bed.nodes[0], ["/bin/ls", names.PLUGIN_REGISTRY_DIR])
+
+
+def is_foreign(made: Object) -> bool:
+    """Whether an object is of a kind that others define."""
+    return made["apiVersion"] in (OPERATOR, CERT_MANAGER)
+
+
+def applied_dry(bed: Cluster, objects: Sequence[Object]) -> str:
+    """What kubectl says of objects that the API server checks strictly and does not keep."""
+    apply = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
+    return bed.kubectl(*apply, stdin=yaml.safe_dump_all(objects))
 
 
 def images_of_agent(aliquot: Installation) -> set[str]:

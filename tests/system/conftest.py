@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One cluster with Aliquot for all tests here; a namespace of its own for each test."""
 
+import itertools
 import os
+import re
 from collections.abc import Generator, Iterator
+from typing import Final
 
 import pytest
 
@@ -12,6 +15,8 @@ from tests.cluster.collect import collect
 from tests.system.images import BUILD
 from tests.system.installation import NAMESPACE, TEST_VALUES, Installation, gates, kubernetes_version
 from tests.system.workloads import Tenant
+
+_NUMBERS: Final = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +55,8 @@ def node(bed: Cluster) -> str:
 @pytest.fixture
 def tenant(aliquot: Installation, request: pytest.FixtureRequest) -> Iterator[Tenant]:
     """A namespace that opted in; afterwards nothing of it may be left anywhere."""
-    name = request.node.name.replace("_", "-").partition("[")[0].removeprefix("test-")[:50].rstrip("-")
+    word = re.sub("[^a-z0-9]+", "-", request.node.name.lower()).removeprefix("test-")[:50].strip("-")
+    name = f"{word}-{next(_NUMBERS)}"  # one that was removed goes later
     user = Tenant(aliquot.bed, namespace=name, labels={names.INJECT_LABEL: names.INJECT_ENABLED})
     try:
         yield user

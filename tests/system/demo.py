@@ -33,6 +33,7 @@ LIMIT_MIB: Final = 8000
 def main() -> int:
     started = time.monotonic()
     chapter("A Kubernetes of one node on this machine")
+    say("Its daemons start; that takes some 15 seconds.")
     bed = Cluster.up(name=NAME, kubernetes=kubernetes_version(), gates=gates(), keep=True)
     show(bed, "get", "nodes")
     try:
@@ -51,6 +52,7 @@ def main() -> int:
 
 def tell_story(bed: Cluster) -> None:
     chapter("Install Aliquot, and a simulated L4 on the node")
+    say("The node gets the images, and Helm installs the chart; that takes half a minute.")
     aliquot = Installation(bed, values=TEST_VALUES)
     aliquot.install()
     aliquot.wait_ready()
@@ -71,7 +73,7 @@ def tell_story(bed: Cluster) -> None:
     clean_up(aliquot, team, node)
     team.create(gpu_pod("playground", vgpu=1, gpumem=LIMIT_MIB))
     team.wait_said("playground", "going on")
-    bed.wait_for(lambda: team.reported("playground"), what="the claim to show limit and use")
+    wait_reported(team, "playground")
     chapter("What is there now: kubectl aliquot top")
     say(top(bed))
 
@@ -96,7 +98,7 @@ def share_one_gpu(aliquot: Installation, team: Tenant, node: str) -> None:
     shown = ", ".join(f"{peak / MIB:.1f}" for peak in peaks)
     say(f"The driver's own books: peaks of {shown} MiB; never more.")
     assert all(peak <= LIMIT_MIB * MIB for peak in peaks), peaks
-    bed.wait_for(lambda: team.reported("train"), what="the claim to show limit and use")
+    wait_reported(team, "train")
     say("The claim knows it, too:")
     claim = team.claim_of("train")["metadata"]["name"]
     show(bed, "get", "resourceclaim", "-n", team.namespace, claim, "-o", "jsonpath={.status.devices[0].data}")
@@ -107,6 +109,16 @@ def share_one_gpu(aliquot: Installation, team: Tenant, node: str) -> None:
     team.delete("train")
     team.wait_said("third", "device")
     show(bed, "get", "pods", "-n", team.namespace)
+
+
+def wait_reported(team: Tenant, pod: str) -> None:
+    """Until a pod's claim shows that it gave memory back."""
+
+    def is_it() -> bool:
+        data = (team.reported(pod) or {"data": {"used": 0, "peak": 0}})["data"]
+        return bool(data["used"] < data["peak"])
+
+    team.bed.wait_for(is_it, what="the claim to show limit and use")
 
 
 def resize_live(aliquot: Installation, team: Tenant, node: str) -> None:
@@ -220,8 +232,10 @@ Look around (one pod, team-a/playground, is running):
   kubectl exec -n {NAMESPACE} daemonset/aliquot-sim -- /opt/aliquot-sim/aliquot-sim books
   kubectl create -n team-a -f docs/examples/first-pod.yaml
 
-It was installed with: helm install aliquot {CHART.relative_to(BUILD.parent)} --set simulatedGpu.enabled=true
-Remove it all with: make demo-down""")
+It was installed as docs/install.md says, with shorter intervals:
+  helm install aliquot {CHART.relative_to(BUILD.parent)} --namespace {NAMESPACE} --create-namespace \\
+    --set simulatedGpu.enabled=true --set images.tag=dev
+docs/first-pod.md goes on from here. Remove it all with: make demo-down""")
 
 
 def chapter(title: str) -> None:

@@ -135,6 +135,7 @@ class _Forge:
         return BUILDER
 
     def _build(self, *, tag: str, **recipe: object) -> Image:
+        sys.stderr.write(f"images: {tag}\n")
         try:
             image, _ = self._client.images.build(
                 tag=tag, network_mode="none", rm=True, forcerm=True, **recipe

@@ -14,8 +14,11 @@ from tests.cluster.cluster import Cluster
 from tests.system.installation import NAMESPACE, Installation
 from tests.system.workloads import MIB, Tenant, gpu_pod
 
-AWAY_S = float(os.environ.get("ALIQUOT_AWAY_S", "30"))
-"""How long the API server is away while pods run and end; the long form is 300."""
+AWAY_S = float(os.environ.get("ALIQUOT_AWAY_S", "12"))
+"""How long the API server is away while pods run and end; the long form is 300.
+
+Kubernetes' own clients try again ever more seldom, and each is waited for afterwards as long again.
+"""
 
 pytestmark = pytest.mark.faults
 

@@ -41,6 +41,7 @@ def test_without_the_gate_pods_are_refused_and_nothing_shareable_is_published(ga
         what="a refusal that names the gate",
     )
     assert "kube-apiserver" in message
+    assert "kube-scheduler" in message
     tenant.create(gpu_pod("plain", command=["sleep", "1000"]))
     bed.wait_for_pod("plain", tenant.namespace)
 

@@ -18,9 +18,9 @@ from tests.cluster.system import TestbedError
 from tests.system.installation import Installation
 from tests.system.workloads import Tenant, gpu_pod
 
-SOAK_S = float(os.environ.get("ALIQUOT_SOAK_S", "100"))
+SOAK_S = float(os.environ.get("ALIQUOT_SOAK_S", "90"))
 SEED = int(os.environ.get("ALIQUOT_SOAK_SEED", "20261130"))
-FAULT_EVERY_S = 10.0
+FAULT_EVERY_S = 9.0
 STEADY = 3
 MOST_PODS = 8
 PATIENCE_S = 180

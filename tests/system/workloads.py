@@ -13,6 +13,8 @@ from tests.cluster.cluster import Cluster
 from tests.system.images import CLIENT
 
 MIB = 1 << 20
+_HOLDERS = ("pods", "resourceclaims")
+"""What holds GPUs."""
 
 
 def gpu_pod(
@@ -147,5 +149,17 @@ class Tenant:
         self.bed.delete("pods", pod, self.namespace)
 
     def remove(self) -> None:
-        """Deletes the namespace with all it holds."""
-        self.bed.delete("namespaces", self.namespace, timeout_s=120)
+        """Deletes the namespace, and waits until its pods and claims are gone.
+
+        The namespace itself goes later: its controller looks at it after 5 seconds, and again after 8 if it
+        still finds claims then. So we delete what it holds.
+        """
+        self.bed.delete("namespaces", self.namespace, timeout_s=None)  # no more can be made in it
+        for kind in _HOLDERS:
+            for each in self.bed.list(kind, self.namespace):
+                self.bed.delete(kind, each["metadata"]["name"], self.namespace, timeout_s=None)
+        self.bed.wait_for(
+            lambda: not any(self.bed.list(kind, self.namespace) for kind in _HOLDERS),
+            what=f"pods and claims of {self.namespace} to be gone",
+            timeout_s=120,
+        )

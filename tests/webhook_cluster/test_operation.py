@@ -9,12 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
-from aliquot_api import names
 from aliquot_webhook import certs
 from tests.cluster import ApiError, Cluster
-from tests.system.installation import kubernetes_version
 from tests.testkit.chart import NAMESPACE, render
 from tests.webhook_cluster.installation import (
     CONFIGURATIONS,
@@ -382,33 +379,3 @@ def test_it_goes_on_after_a_restart_of_the_api_server(
     cluster.api.create(pod("p", namespace, container(gpumem=4321)))
 
     assert len(templates()) == 1
-
-
-def test_a_server_without_the_gate_is_told_so(tmp_path: Path) -> None:
-    off = {names.CONSUMABLE_CAPACITY_GATE: False}
-    with Cluster.up(name="webhook-off", nodes=1, kubernetes=kubernetes_version(), gates=off) as cluster:
-        installation = Installation(cluster, tmp_path)
-        try:
-            installation.install()
-            cluster.apply(yaml.safe_load(_LABELLED))
-            message = cluster.wait_for(
-                lambda: _refusal_or_none(cluster), what="a refusal that names the gate", timeout_s=30
-            )
-        finally:
-            installation.remove()
-    assert "DRAConsumableCapacity" in message
-    assert "kube-scheduler" in message
-
-
-_LABELLED = """
-apiVersion: v1
-kind: Namespace
-metadata: {name: team, labels: {aliquot.dev/inject: enabled}}
-"""
-
-
-def _refusal_or_none(cluster: Cluster) -> str | None:
-    with pytest.raises(ApiError) as caught:
-        cluster.api.create(pod("gpu", "team", container(gpumem=10)))
-    message: str = caught.value.message
-    return message if "pods.aliquot.dev" in message else None

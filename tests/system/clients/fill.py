@@ -52,6 +52,7 @@ def fill() -> tuple[int, list[ctypes.c_uint64]]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by default a container's first process ignores it
     device, context = ctypes.c_int(), ctypes.c_void_p()
     name, total = ctypes.create_string_buffer(128), ctypes.c_size_t()
     call("cuInit", 0)

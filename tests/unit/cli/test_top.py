@@ -27,7 +27,7 @@ def test_each_gpu_is_shown_with_its_shares(printer: Printer) -> None:
         "n1/GPU-1  [##########----------]  11048Mi/22578Mi  4500Mi  30/100                  NVIDIA L4\n"
         "  team/a  [##########----------]  9000Mi           4500Mi  30      6000Mi  3       train\n"
         "  team/b  [--------------------]  2Gi              -       0       -       -       b\n"
-        "1 GPUs, 2 shares: 11048Mi of 22578Mi given (49%), 4500Mi in use (41% of what is given)\n"
+        "1 GPU, 2 shares: 11048Mi of 22578Mi given (49%), 4500Mi in use (41% of what is given)\n"
     )
 
 
