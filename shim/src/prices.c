@@ -11,7 +11,6 @@
 #define AGREEMENT    1.25F
 #define RISE_AGREED  0.05F
 #define RISE_DOUBTED 0.001F
-#define FALL_UNSOUND 0.05F
 #define NS_PER_S     1000000000ULL
 #define SLACK        1.1F   /* of a correction that moves about */
 #define HALF_OF_ALL  5      /* that a price can be corrected by */
@@ -94,20 +93,30 @@ uint64_t aq_price_moved(uint64_t cost_ns, uint64_t wanted_ns, float correction, 
   return moved > wanted ? (uint64_t)moved : wanted_ns;
 }
 
-/* A sample that may be too low is one of many. */
-static float doubted(const struct aq_price *price, const struct aq_sample *sample) {
-  float least_ms = (float)price->cost_ns * (1 - FALL_UNSOUND) / NS_PER_MS;
-  bool settled = price->known && price->count == AQ_PRICE_SAMPLES;
-  return settled && sample->sound_ms <= 0 && sample->ms < least_ms ? least_ms : sample->ms;
+/* Under the lock: false: there are better ones. `*first`: it is the first that is worth something. */
+static bool counts(struct aq_price *price, const struct aq_sample *sample, bool *first) {
+  bool sound = sample->sound_ms > 0;
+  if (!price->known)
+    price->unsound = AQ_PRICE_SAMPLES;
+  *first = !price->known || (sound && price->unsound == AQ_PRICE_SAMPLES);
+  bool turned = !sound && price->unsound == AQ_PRICE_SAMPLES - 1;
+  if (*first)
+    price->count = price->next = 0;
+  if (*first || turned)
+    price->lowest_ms = 0;
+  if (sound)
+    price->unsound = 0;
+  else
+    price->unsound += price->unsound < AQ_PRICE_SAMPLES;
+  return sound || price->unsound == AQ_PRICE_SAMPLES;
 }
 
 /* Under the lock: what it costs with a new sample. */
 static uint64_t estimated(struct aq_price *price, const struct aq_sample *sample) {
-  if (!price->known) {
-    price->count = price->next = 0;
-    price->lowest_ms = 0;
-  }
-  price->sample_ms[price->next] = doubted(price, sample);
+  bool first;
+  if (!counts(price, sample, &first))
+    return price->cost_ns;
+  price->sample_ms[price->next] = sample->ms;
   price->next = (price->next + 1) % AQ_PRICE_SAMPLES;
   price->count += price->count < AQ_PRICE_SAMPLES;
   uint64_t cost = aq_price_estimate(price->sample_ms, price->count);
@@ -115,7 +124,7 @@ static uint64_t estimated(struct aq_price *price, const struct aq_sample *sample
     price->lowest_ms = aq_price_lowest(price->lowest_ms, sample->sound_ms, price->sample_ms, price->count);
   uint64_t lowest = (uint64_t)(price->lowest_ms * NS_PER_MS);
   cost = lowest > 0 && lowest < cost ? lowest : cost;
-  if (price->known)
+  if (!first)
     cost = aq_price_moved(price->cost_ns, cost, sample->correction, sample->at_ns - price->moved_ns);
   if (cost != price->cost_ns)
     price->moved_ns = sample->at_ns;

@@ -28,6 +28,7 @@ struct aq_price {
   bool known;
   uint8_t count; /* of samples, and where the next goes */
   uint8_t next;
+  uint8_t unsound;  /* in a row; AQ_PRICE_SAMPLES: so are those that are kept */
   uint64_t paid_ns; /* ... of this much in all */
   float sample_ms[AQ_PRICE_SAMPLES];
   float lowest_ms; /* of sound samples, rising; 0: there were none */
@@ -108,7 +109,8 @@ float aq_price_lowest(float lowest_ms, float ms, const float *sample_ms, unsigne
  * than it certainly took. Pure. */
 uint64_t aq_price_moved(uint64_t cost_ns, uint64_t wanted_ns, float correction, uint64_t passed_ns);
 
-/* A measurement. `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much.
+/* A measurement. While there are sound ones, others do not count.
+ * `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much.
  */
 void aq_price_learn(struct aq_price *price, uint64_t key, const struct aq_sample *sample, int64_t *owed_ns);
 

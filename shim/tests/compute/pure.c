@@ -95,18 +95,23 @@ static void moving(void) {
   EXPECT(aq_price_moved(MS, 9 * MS, 9, 0) == 9 * MS); /* the agent cannot correct much more */
 }
 
-/* What may be too low counts little once there are enough samples. */
+/* What may be too low counts where there is nothing better. */
 static void doubting(void) {
   struct aq_launch launch = {.function = &launch, .grid = {7, 1, 1}};
   uint64_t key = aq_price_key(&launch, 0);
   struct aq_price *price = aq_price_find(key);
   int64_t owed;
-  for (int i = 0; i < AQ_PRICE_SAMPLES; i++)
-    aq_price_learn(price, key, &(struct aq_sample){4, 4, 1, 0}, &owed);
-  aq_price_learn(price, key, &(struct aq_sample){1, 0, 1, 0}, &owed);
-  EXPECT(aq_price_cost(price) > 37 * MS / 10 && aq_price_cost(price) < 39 * MS / 10);
-  aq_price_learn(price, key, &(struct aq_sample){2, 2, 1, 0}, &owed);
-  EXPECT(aq_price_cost(price) == 2 * MS);
+  const struct aq_sample low = {.ms = 1, .correction = 0.9F};
+  const struct aq_sample sound = {.ms = 4, .sound_ms = 4, .correction = 0.9F};
+  aq_price_learn(price, key, &low, &owed);
+  EXPECT(aq_price_cost(price) == MS);
+  aq_price_learn(price, key, &sound, &owed);
+  EXPECT(aq_price_cost(price) == 4 * MS);
+  for (int i = 1; i < AQ_PRICE_SAMPLES; i++)
+    aq_price_learn(price, key, &low, &owed);
+  EXPECT(aq_price_cost(price) == 4 * MS);
+  aq_price_learn(price, key, &low, &owed); /* there have been only such for long */
+  EXPECT(aq_price_cost(price) < 2 * MS);
 }
 
 static void settling(void) {
