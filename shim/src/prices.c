@@ -57,8 +57,8 @@ struct aq_price *aq_price_add(uint64_t key) {
 }
 
 uint64_t aq_price_estimate(const float *sample_ms, unsigned count) {
-  float sorted[AQ_PRICE_SAMPLES];
-  for (unsigned i = 0; i < count; i++) {
+  float sorted[AQ_PRICE_SAMPLES] = {sample_ms[0]};
+  for (unsigned i = 1; i < count; i++) {
     unsigned place = i;
     for (; place > 0 && sorted[place - 1] > sample_ms[i]; place--)
       sorted[place] = sorted[place - 1];
