@@ -34,6 +34,20 @@ def lending(program: str) -> tuple[list[Figure], str]:
     return figures, plot.svg(curves, marks, "Two tenants of one GPU: 30 % and 70 %")
 
 
+def unreserved(program: str) -> list[Figure]:
+    """A tenant without a reservation, beside the owner of a share who is idle, and comes back."""
+    with company(program, (70, 0), ("spin_1ms",)) as (made, tenants):
+        tenants[0].process.order("pause")
+        made.measure(3)
+        used = made.measure(3)
+        tenants[0].process.order("go")
+        back = watch(made, 3, step_s=FINE_S)
+    return [
+        at_most("cores: 0 beside an idle share: lost of the GPU", 100 - used["1"], "points", target=2),
+        at_most("... and the share's owner has it back after", _has(back, "0", 70), "s", target=0.2),
+    ]
+
+
 def reservation(program: str) -> list[Figure]:
     """Two tenants whose shares are changed under them."""
     after = (60, 40)
