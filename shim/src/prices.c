@@ -16,6 +16,8 @@
 #define HALF_OF_ALL  5      /* that a price can be corrected by */
 #define DRIFT_PER_S  0.003F /* corrected prices: over the agent's seconds much less than it evens out */
 
+enum { NEVER_SOUND = AQ_PRICE_SAMPLES + 1 };
+
 struct aq_price aq_prices[AQ_PRICES];
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -97,18 +99,17 @@ uint64_t aq_price_moved(uint64_t cost_ns, uint64_t wanted_ns, float correction, 
 static bool counts(struct aq_price *price, const struct aq_sample *sample, bool *first) {
   bool sound = sample->sound_ms > 0;
   if (!price->known)
-    price->unsound = AQ_PRICE_SAMPLES;
-  *first = !price->known || (sound && price->unsound == AQ_PRICE_SAMPLES);
-  bool turned = !sound && price->unsound == AQ_PRICE_SAMPLES - 1;
-  if (*first)
+    price->unsound = NEVER_SOUND;
+  *first = !price->known || (sound && price->unsound == NEVER_SOUND);
+  if (*first) {
     price->count = price->next = 0;
-  if (*first || turned)
     price->lowest_ms = 0;
+  }
   if (sound)
     price->unsound = 0;
-  else
-    price->unsound += price->unsound < AQ_PRICE_SAMPLES;
-  return sound || price->unsound == AQ_PRICE_SAMPLES;
+  else if (price->unsound < AQ_PRICE_SAMPLES && ++price->unsound == AQ_PRICE_SAMPLES)
+    price->lowest_ms = 0;
+  return sound || price->unsound >= AQ_PRICE_SAMPLES;
 }
 
 /* Under the lock: what it costs with a new sample. */
