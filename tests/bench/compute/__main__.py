@@ -123,6 +123,7 @@ def measured(folder: Path) -> Iterator[Mapping[str, str] | list[Figure]]:
     yield figures
     yield {"compute.svg": picture}
     yield changes.unreserved(program)
+    yield [changes.starving(program)]
     yield changes.reservation(program)
     yield changes.priority(program)
 
