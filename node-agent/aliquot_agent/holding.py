@@ -80,8 +80,11 @@ class SharedGpu:
         seats = {key: held.look(now_ns) for key, held in self._held.items()}
         if seats != self._seats:
             self._seats, self._lent = seats, lending.lend(seats)
-            self.hot = bool(self._lent) or any(
-                seat.active and seat.borrows and seat.wants > seat.reserved for seat in seats.values()
+            contended = lending.contended(seats)
+            self.hot = any(
+                (key in self._lent and (seat.active or contended))
+                or (seat.active and seat.borrows and seat.wants > seat.reserved)
+                for key, seat in seats.items()
             )
         for key, held in self._held.items():
             held.lend(self._lent.get(key, 0), now_ns)

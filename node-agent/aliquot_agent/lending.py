@@ -62,11 +62,14 @@ def contended(seats: Mapping[K, Seat]) -> bool:
 def lend(seats: Mapping[K, Seat]) -> dict[K, int]:
     """What each share of one GPU gets on top of its reservation; those that get nothing are left out.
 
-    A share without a reservation that gets nothing is not held.
+    A share without a reservation that gets nothing is not held. Lent all of the GPU it is not either, but has
+    little in flight: beside somebody who has reserved a part and may come back.
     """
-    lent: dict[K, int] = {}
-    if contended(seats):
-        lent = {key: LEAST for key, seat in seats.items() if seat.paced and not seat.reserved}
+    free = [key for key, seat in seats.items() if seat.paced and not seat.reserved]
+    if not contended(seats):
+        owned = any(seat.reserved and seat.paced for seat in seats.values())
+        return dict.fromkeys(free, WHOLE) if owned else {}
+    lent = dict.fromkeys(free, LEAST)
     spare = max(0, WHOLE - sum(seat.holds for seat in seats.values()))
     for priority in Priority:  # high first
         asking = [

@@ -42,9 +42,13 @@ static uint64_t base_of(uint64_t tat, uint64_t now) {
   return tat > now + AQ_HORIZON_NS ? now : greater(tat, now);
 }
 
+static uint64_t factor_of(uint64_t factor_ppm) {
+  return factor_ppm == 0 ? FACTOR_ONE : lesser(greater(factor_ppm, FACTOR_LEAST), FACTOR_MOST);
+}
+
 uint64_t aq_spent_after(uint64_t tat, uint64_t now, uint64_t cost_ns, uint64_t millipercent,
                         uint64_t factor_ppm) {
-  uint64_t factor = factor_ppm == 0 ? FACTOR_ONE : lesser(greater(factor_ppm, FACTOR_LEAST), FACTOR_MOST);
+  uint64_t factor = factor_of(factor_ppm);
   uint64_t span = lesser(cost_ns, AQ_HORIZON_NS) * AQ_FULL_MILLIPERCENT / millipercent;
   uint64_t after = base_of(tat, now) + lesser(span, AQ_HORIZON_NS) * factor / FACTOR_ONE;
   /* A whole GPU is not held, and has no debt when it becomes less. */
@@ -123,6 +127,10 @@ uint64_t aq_budget_draw(struct aq_share *share, uint64_t cost_ns) {
   aq_purse_give(share, need);
   __atomic_add_fetch(&aq_purses[share->index].drawn_ns, need, __ATOMIC_RELAXED);
   return 0;
+}
+
+float aq_budget_correction(const struct aq_share *share) {
+  return (float)factor_of(load(&share->quota->cost_factor_ppm)) / (float)FACTOR_ONE;
 }
 
 bool aq_budget_holds(const struct aq_share *share) {

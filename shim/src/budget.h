@@ -69,6 +69,8 @@ void aq_purse_refund(const struct aq_share *share, uint64_t ns);
 /* One attempt to fill the purse, so that `cost_ns` can be taken. How long to wait before the next; 0: done.
  */
 uint64_t aq_budget_draw(struct aq_share *share, uint64_t cost_ns);
+/* What its costs are multiplied with. */
+float aq_budget_correction(const struct aq_share *share);
 /* False: none of its launches is held now. */
 bool aq_budget_holds(const struct aq_share *share);
 /* True while it has more than its own, which somebody can come back to. */

@@ -11,6 +11,12 @@
 #define AGREEMENT    1.25F
 #define RISE_AGREED  0.05F
 #define RISE_DOUBTED 0.001F
+#define NS_PER_S     1000000000ULL
+#define SLACK        1.1F   /* of a correction that moves about */
+#define HALF_OF_ALL  5      /* that a price can be corrected by */
+#define DRIFT_PER_S  0.003F /* corrected prices: over the agent's seconds much less than it evens out */
+
+enum { NEVER_SOUND = AQ_PRICE_SAMPLES + 1 };
 
 struct aq_price aq_prices[AQ_PRICES];
 
@@ -53,8 +59,8 @@ struct aq_price *aq_price_add(uint64_t key) {
 }
 
 uint64_t aq_price_estimate(const float *sample_ms, unsigned count) {
-  float sorted[AQ_PRICE_SAMPLES];
-  for (unsigned i = 0; i < count; i++) {
+  float sorted[AQ_PRICE_SAMPLES] = {sample_ms[0]};
+  for (unsigned i = 1; i < count; i++) {
     unsigned place = i;
     for (; place > 0 && sorted[place - 1] > sample_ms[i]; place--)
       sorted[place] = sorted[place - 1];
@@ -76,29 +82,63 @@ float aq_price_lowest(float lowest_ms, float ms, const float *sample_ms, unsigne
   return lowest_ms > 0 && risen_ms < ms ? risen_ms : ms;
 }
 
-/* Under the lock, with a new sample in. */
-static uint64_t estimated(struct aq_price *price, float sound_ms) {
-  uint64_t cost = aq_price_estimate(price->sample_ms, price->count);
-  if (sound_ms > 0)
-    price->lowest_ms = aq_price_lowest(price->lowest_ms, sound_ms, price->sample_ms, price->count);
-  uint64_t lowest = (uint64_t)(price->lowest_ms * NS_PER_MS);
-  return lowest > 0 && lowest < cost ? lowest : cost;
+uint64_t aq_price_moved(uint64_t cost_ns, uint64_t wanted_ns, float correction, uint64_t passed_ns) {
+  if (correction == 1 || (wanted_ns > cost_ns && correction > HALF_OF_ALL))
+    return wanted_ns;
+  float cost = (float)cost_ns;
+  float wanted = (float)wanted_ns;
+  float drift = cost * DRIFT_PER_S * (passed_ns < NS_PER_S ? (float)passed_ns / (float)NS_PER_S : 1);
+  if (wanted > cost)
+    return wanted > cost + drift ? (uint64_t)(cost + drift) : wanted_ns;
+  float most = correction < SLACK ? SLACK * wanted / correction : wanted;
+  float moved = most < cost - drift ? most : cost - drift;
+  return moved > wanted ? (uint64_t)moved : wanted_ns;
 }
 
-void aq_price_learn(struct aq_price *price, uint64_t key, float ms, float sound_ms, int64_t *owed_ns) {
+/* Under the lock: false: there are better ones. `*first`: it is the first that is worth something. */
+static bool counts(struct aq_price *price, const struct aq_sample *sample, bool *first) {
+  bool sound = sample->sound_ms > 0;
+  if (!price->known)
+    price->unsound = NEVER_SOUND;
+  *first = !price->known || (sound && price->unsound == NEVER_SOUND);
+  if (*first) {
+    price->count = price->next = 0;
+    price->lowest_ms = 0;
+  }
+  if (sound)
+    price->unsound = 0;
+  else if (price->unsound < AQ_PRICE_SAMPLES && ++price->unsound == AQ_PRICE_SAMPLES)
+    price->lowest_ms = 0;
+  return sound || price->unsound >= AQ_PRICE_SAMPLES;
+}
+
+/* Under the lock: what it costs with a new sample. */
+static uint64_t estimated(struct aq_price *price, const struct aq_sample *sample) {
+  bool first;
+  if (!counts(price, sample, &first))
+    return price->cost_ns;
+  price->sample_ms[price->next] = sample->ms;
+  price->next = (price->next + 1) % AQ_PRICE_SAMPLES;
+  price->count += price->count < AQ_PRICE_SAMPLES;
+  uint64_t cost = aq_price_estimate(price->sample_ms, price->count);
+  if (sample->sound_ms > 0)
+    price->lowest_ms = aq_price_lowest(price->lowest_ms, sample->sound_ms, price->sample_ms, price->count);
+  uint64_t lowest = (uint64_t)(price->lowest_ms * NS_PER_MS);
+  cost = lowest > 0 && lowest < cost ? lowest : cost;
+  if (!first)
+    cost = aq_price_moved(price->cost_ns, cost, sample->correction, sample->at_ns - price->moved_ns);
+  if (cost != price->cost_ns)
+    price->moved_ns = sample->at_ns;
+  return cost;
+}
+
+void aq_price_learn(struct aq_price *price, uint64_t key, const struct aq_sample *sample, int64_t *owed_ns) {
   *owed_ns = 0;
-  if (!(ms >= 0) || ms > 1e7F) /* no time */
+  if (!(sample->ms >= 0) || sample->ms > 1e7F) /* no time */
     return;
   pthread_mutex_lock(&lock);
   if (price->key == key) {
-    if (!price->known) {
-      price->count = price->next = 0;
-      price->lowest_ms = 0;
-    }
-    price->sample_ms[price->next] = ms;
-    price->next = (price->next + 1) % AQ_PRICE_SAMPLES;
-    price->count += price->count < AQ_PRICE_SAMPLES;
-    uint64_t cost = estimated(price, sound_ms);
+    uint64_t cost = estimated(price, sample);
     __atomic_store_n(&price->cost_ns, cost, __ATOMIC_RELAXED);
     if (!price->known) {
       *owed_ns = (int64_t)price->unsettled * (int64_t)cost - (int64_t)price->paid_ns;

@@ -28,9 +28,18 @@ struct aq_price {
   bool known;
   uint8_t count; /* of samples, and where the next goes */
   uint8_t next;
+  uint8_t unsound;  /* in a row; AQ_PRICE_SAMPLES: so are those that are kept */
   uint64_t paid_ns; /* ... of this much in all */
   float sample_ms[AQ_PRICE_SAMPLES];
   float lowest_ms; /* of sound samples, rising; 0: there were none */
+  uint64_t moved_ns;
+};
+
+struct aq_sample {
+  float ms;
+  float sound_ms;   /* it certainly took no longer than that; 0: nothing is certain, `ms` may be too low */
+  float correction; /* what the agent multiplies the share's prices with; 1: perhaps nobody corrects them */
+  uint64_t at_ns;
 };
 
 extern struct aq_price aq_prices[AQ_PRICES];
@@ -94,9 +103,16 @@ uint64_t aq_price_estimate(const float *sample_ms, unsigned count);
  * `ms`; faster where all of them agree, as of a kernel that takes longer now. Pure. */
 float aq_price_lowest(float lowest_ms, float ms, const float *sample_ms, unsigned count);
 
-/* A measurement; `sound_ms`: it certainly took no longer than that (0: nothing is certain).
- * `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much. */
-void aq_price_learn(struct aq_price *price, uint64_t key, float ms, float sound_ms, int64_t *owed_ns);
+/* Where a price of `cost_ns` goes that should be `wanted_ns`, `passed_ns` after it moved last. Prices that
+ * are corrected are right on the whole, whatever they hold of others' turns; and the agent needs seconds to
+ * follow them. So they move slowly, but for one thing: with its correction a launch pays at once hardly more
+ * than it certainly took. Pure. */
+uint64_t aq_price_moved(uint64_t cost_ns, uint64_t wanted_ns, float correction, uint64_t passed_ns);
+
+/* A measurement. While there are sound ones, others do not count.
+ * `*owed_ns`: what the launches that paid a guess still owe; below zero: they paid too much.
+ */
+void aq_price_learn(struct aq_price *price, uint64_t key, const struct aq_sample *sample, int64_t *owed_ns);
 
 /* A launch pays a guess, or takes it back (-1). */
 void aq_price_guessed(struct aq_price *price, uint64_t cost_ns, int change);

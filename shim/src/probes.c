@@ -190,8 +190,11 @@ static float without_gap(const struct aq_probe *probe, float ms) {
 
 static void settle(const struct aq_probe *probe, float ms) {
   int64_t owed;
-  float sound_ms = probe->gap_ms <= ms * MOST_GAP ? ms : 0;
-  aq_price_learn(probe->price, probe->key, without_gap(probe, ms), sound_ms, &owed);
+  const struct aq_sample sample = {.ms = without_gap(probe, ms),
+                                   .sound_ms = probe->gap_ms <= ms * MOST_GAP ? ms : 0,
+                                   .correction = aq_budget_correction(probe->share),
+                                   .at_ns = aq_clock_ns()};
+  aq_price_learn(probe->price, probe->key, &sample, &owed);
   if (owed > 0)
     aq_budget_charge(probe->share, (uint64_t)owed);
   else if (owed < 0)

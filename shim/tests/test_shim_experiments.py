@@ -25,4 +25,5 @@ def test_the_script_for_a_real_gpu_runs_here_and_sees_the_driver_through_the_shi
     assert found["lookup"]["elsewhere"] == {}
     for how in ("by prices", "corrected"):
         assert answers["company"][how]["30 %"] < answers["company"][how]["70 %"], answers["company"]
+    assert answers["company"]["30 % beside idle 70 %"] > answers["company"]["corrected"]["30 %"]
     assert "real GPU" in answers["pytorch"]["skipped"]

@@ -207,6 +207,7 @@ def test_high_priority_gets_the_idle_time_first(tenants: Tenants) -> None:
 def test_without_a_reservation_a_share_makes_way(tenants: Tenants) -> None:
     with competing(tenants, [0, 60], ["k_1ms"], ComputePolicy.STRICT):
         assert tenants.parts() == [100]
+        wait_until(lambda: tenants.lent(0) == 100_000, "beside an owner it is on loan")
         tenants.start("k_1ms")
         wait_until(lambda: tenants.lent(0) == 40_000, "the share without a reservation gets a number")
         tenants.come_to((40, 60), tolerance=0.2)

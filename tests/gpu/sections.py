@@ -139,7 +139,10 @@ def namespaces(container: Container) -> Answers:
 
 
 def company(container: Container) -> Answers:
-    """Part of the GPU that 30 and 70 % get when both want all of it: by prices alone, and corrected."""
+    """Part of the GPU that 30 and 70 % get when both want all of it: by prices alone, and corrected.
+
+    And what 30 % is lent while 70 % is idle.
+    """
     prepared = [(container.beside(str(percent)), percent) for percent in COMPANY_PERCENT]
     if run(prepared[0][0], "true", bare=True).returncode:
         return Skipped(missing="the right to make mount namespaces, in which each tenant finds its own share")
@@ -159,7 +162,10 @@ def company(container: Container) -> Answers:
     if run(container, sys.executable, "-c", "import pynvml", bare=True).returncode:
         return answers | {"corrected": "not tried: no Python package nvidia-ml-py"}
     with holding(shares, environment=container.outside(), policy=ComputePolicy.STRICT):
-        return answers | {"corrected": parts()}
+        answers["corrected"] = parts()
+    with holding(shares, environment=container.outside()):
+        [rate] = _rates([prepared[0][0].command(*command, bare=False)])
+    return answers | {"30 % beside idle 70 %": round(rate / bare, 3)}
 
 
 SECTIONS: Final[Mapping[str, Callable[[Container], Answers]]] = {

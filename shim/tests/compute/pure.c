@@ -81,6 +81,39 @@ static void prices(void) {
   EXPECT(aq_price_lowest(1, 2, times, AQ_PRICE_SAMPLES) < 1.01F); /* somebody competes */
 }
 
+/* Corrected prices move by 0.3 % a second, and where a launch pays a tenth more than it took. */
+static void moving(void) {
+  EXPECT(aq_price_moved(4 * MS, MS, 1, 0) == MS && aq_price_moved(MS, 4 * MS, 1, 0) == 4 * MS);
+  EXPECT(aq_price_moved(MS, 4 * MS, 0.9F, 0) == MS);
+  uint64_t risen = aq_price_moved(MS, 4 * MS, 0.9F, 3600 * 1000 * MS); /* seldom measured */
+  EXPECT(risen > 1002 * MS / 1000 && risen < 1004 * MS / 1000);
+  EXPECT(aq_price_moved(1001 * MS / 1000, MS, 0.5F, 500 * MS) == MS);
+  EXPECT(aq_price_moved(2 * MS, MS, 0.5F, 0) == 2 * MS); /* pays what it took */
+  uint64_t fallen = aq_price_moved(4 * MS, MS, 0.5F, 0);
+  EXPECT(fallen > 21 * MS / 10 && fallen < 23 * MS / 10);
+  EXPECT(aq_price_moved(4 * MS, MS, 3, 0) == MS);
+  EXPECT(aq_price_moved(MS, 9 * MS, 9, 0) == 9 * MS); /* the agent cannot correct much more */
+}
+
+/* What may be too low counts where there is nothing better. */
+static void doubting(void) {
+  struct aq_launch launch = {.function = &launch, .grid = {7, 1, 1}};
+  uint64_t key = aq_price_key(&launch, 0);
+  struct aq_price *price = aq_price_find(key);
+  int64_t owed;
+  const struct aq_sample low = {.ms = 1, .correction = 0.9F};
+  const struct aq_sample sound = {.ms = 4, .sound_ms = 4, .correction = 0.9F};
+  aq_price_learn(price, key, &low, &owed);
+  EXPECT(aq_price_cost(price) == MS);
+  aq_price_learn(price, key, &sound, &owed);
+  EXPECT(aq_price_cost(price) == 4 * MS);
+  for (int i = 1; i < AQ_PRICE_SAMPLES; i++)
+    aq_price_learn(price, key, &low, &owed);
+  EXPECT(aq_price_cost(price) == 4 * MS);
+  aq_price_learn(price, key, &low, &owed); /* there have been only such for long */
+  EXPECT(aq_price_cost(price) < 2 * MS);
+}
+
 static void settling(void) {
   struct aq_launch launch = {.function = &launch, .grid = {1, 2, 3}, .block = {4, 5, 6}};
   struct aq_launch other = {.function = &launch, .grid = {2, 1, 3}, .block = {4, 5, 6}};
@@ -92,17 +125,17 @@ static void settling(void) {
   for (int i = 0; i < 3; i++)
     aq_price_guessed(price, AQ_GUARD_NS, 1);
   aq_price_guessed(price, AQ_GUARD_NS, -1); /* one was refused */
-  aq_price_learn(price, key, 5, 0, &owed);
+  aq_price_learn(price, key, &(struct aq_sample){5, 0, 1, 0}, &owed);
   EXPECT(owed == (int64_t)(2 * 4 * MS) && aq_price_is_known(price) && aq_price_cost(price) == 5 * MS);
-  aq_price_learn(price, key, 5, 0, &owed);
+  aq_price_learn(price, key, &(struct aq_sample){5, 0, 1, 0}, &owed);
   EXPECT(owed == 0);
-  aq_price_learn(price, key, 9, 4, &owed);
+  aq_price_learn(price, key, &(struct aq_sample){9, 4, 1, 0}, &owed);
   EXPECT(aq_price_cost(price) == 4 * MS);
   aq_price_doubt(key); /* the handle means another kernel now */
   aq_price_guessed(price, aq_price_cost(price), 1);
-  aq_price_learn(price, key, 1, 0, &owed);
+  aq_price_learn(price, key, &(struct aq_sample){1, 0, 1, 0}, &owed);
   EXPECT(owed == -(int64_t)(3 * MS) && aq_price_cost(price) == MS);
-  aq_price_learn(price, key + 2, 9, 0, &owed); /* pushed out meanwhile */
+  aq_price_learn(price, key + 2, &(struct aq_sample){9, 0, 1, 0}, &owed); /* pushed out meanwhile */
   EXPECT(owed == 0 && aq_price_cost(price) == MS);
 }
 
@@ -112,7 +145,7 @@ static void crowding(void) {
   uint64_t key = aq_price_key(&hot, 0);
   int64_t owed;
   struct aq_price *price = aq_price_find(key);
-  aq_price_learn(price, key, 1, 0, &owed);
+  aq_price_learn(price, key, &(struct aq_sample){1, 0, 1, 0}, &owed);
   for (int i = 0; i < 1000; i++)
     aq_price_count(price);
   for (unsigned i = 1; i < 40000; i++) {
@@ -127,6 +160,8 @@ int main(void) {
   spending();
   growing();
   prices();
+  moving();
+  doubting();
   settling();
   crowding();
   return failures > 0;

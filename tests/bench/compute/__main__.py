@@ -122,6 +122,8 @@ def measured(folder: Path) -> Iterator[Mapping[str, str] | list[Figure]]:
     figures, picture = changes.lending(program)
     yield figures
     yield {"compute.svg": picture}
+    yield changes.unreserved(program)
+    yield [changes.starving(program)]
     yield changes.reservation(program)
     yield changes.priority(program)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares that change while tenants run: lent and given back, reserved anew, first served by priority."""
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ from tests.bench.figures import Figure, at_most
 
 FINE_S: Final = 0.02
 WINDOW_S: Final = 0.2
+STARVING_S: Final = 8
 MOST: Final = 0.9
 """Of what a tenant can have: with so much it has it."""
 
@@ -32,6 +34,33 @@ def lending(program: str) -> tuple[list[Figure], str]:
     begun = samples[0].at_s
     marks = [(idle[0].at_s - begun, "70 % idle"), (back[0].at_s - begun, "back")]
     return figures, plot.svg(curves, marks, "Two tenants of one GPU: 30 % and 70 %")
+
+
+def unreserved(program: str) -> list[Figure]:
+    """A tenant without a reservation, beside the owner of a share who is idle, and comes back."""
+    with company(program, (70, 0), ("spin_1ms",)) as (made, tenants):
+        tenants[0].process.order("pause")
+        made.measure(3)
+        used = made.measure(3)
+        tenants[0].process.order("go")
+        back = watch(made, 3, step_s=FINE_S)
+    return [
+        at_most("cores: 0 beside an idle share: lost of the GPU", 100 - used["1"], "points", target=2),
+        at_most("... and the share's owner has it back after", _has(back, "0", 70), "s", target=0.2),
+    ]
+
+
+def starving(program: str) -> Figure:
+    """The smallest share with kernels of 5 ms, beside one that takes the rest by long ones."""
+    longest_s, count = 0.0, 0
+    with company(program, (1, 99), ("spin_5ms", "spin_50ms")) as (_, tenants):
+        last_s = begin_s = time.monotonic()
+        while last_s - begin_s < STARVING_S:
+            now_s, seen = time.monotonic(), tenants[0].process.launches()
+            if seen > count or now_s - last_s > STARVING_S:
+                longest_s, last_s, count = max(longest_s, now_s - last_s), now_s, seen
+            time.sleep(FINE_S)
+    return at_most("1 %, kernels of 5 ms: longest time without one", longest_s, "s", target=1)
 
 
 def reservation(program: str) -> list[Figure]:

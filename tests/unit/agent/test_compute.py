@@ -140,7 +140,7 @@ def test_a_share_without_a_reservation_stays_held_when_the_agent_dies(world: Wor
     reserved, free = world.add(80, ComputePolicy.STRICT), world.add(0)
     agent = world.agent()
     pass_time(world, agent, SECOND, held=[free])
-    assert world.words(free).lent_millipercent == 0
+    assert world.lent(free) == 100_000
     pass_time(world, agent, SECOND, held=[reserved, free])
     world.now_ns += 3600 * SECOND
     assert world.lent(free) == 20_000
@@ -151,10 +151,22 @@ def test_the_number_of_a_share_without_a_reservation_comes_within_a_fifth_of_a_s
     reserved, free = world.add(80), world.add(0)
     agent = world.agent()
     pass_time(world, agent, SECOND)
-    assert world.lent(free) == 0
+    assert world.lent(free) == 100_000
     world.launch(reserved)
     pass_time(world, agent, 200 * MS)
     assert world.lent(free) == 1_000
+    agent.stop()
+
+
+def test_a_share_without_a_reservation_is_not_held_once_nobody_has_one(world: World) -> None:
+    world.add(80)
+    free = world.add(0)
+    agent = world.agent()
+    pass_time(world, agent, SECOND)
+    assert world.lent(free) == 100_000
+    world.shares.pop(0)
+    pass_time(world, agent, 2 * SECOND)
+    assert world.lent(free) == 0
     agent.stop()
 
 

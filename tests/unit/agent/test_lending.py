@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot_agent.lending import LEAST, WHOLE, Seat, divide, lend
+from aliquot_agent.lending import LEAST, WHOLE, Seat, contended, divide, lend
 from aliquot_api.config import ComputePolicy, Priority
 
 FAIR, STRICT, OFF = ComputePolicy.FAIR, ComputePolicy.STRICT, ComputePolicy.OFF
@@ -51,7 +51,11 @@ def held(percent: int, policy: ComputePolicy = FAIR, priority: Priority = LOW) -
         ),
         pytest.param([held(10), idle(30, priority=HIGH)], [90, 0], id="of an idle one of high priority too"),
         pytest.param([held(0)], [0], id="one without a reservation is free alone"),
-        pytest.param([held(0), idle(80)], [0, 0], id="and beside idle ones"),
+        pytest.param([held(0), held(0)], [0, 0], id="and among such"),
+        pytest.param([held(0), idle(80)], [100, 0], id="and has all of the GPU on loan beside an idle one"),
+        pytest.param([idle(0), idle(80)], [100, 0], id="even before it launches, as it is not counted yet"),
+        pytest.param([held(0), idle(80, OFF)], [0, 0], id="but nobody is held for one that is not"),
+        pytest.param([held(0, OFF), idle(80)], [0, 0], id="nor one that is not itself"),
         pytest.param([held(0), busy(80)], [20, 0], id="and gets what nobody has reserved"),
         pytest.param([held(0), busy(100)], [1, 0], id="but a little at least"),
         pytest.param([idle(0), busy(80)], [1, 0], id="even before it launches"),
@@ -84,7 +88,8 @@ def test_never_lends_what_somebody_uses(seats: dict[int, Seat]) -> None:
     lent = lend(seats)
     least = sum(LEAST for seat in seats.values() if not seat.reserved)
     in_use = sum(seat.reserved for seat in seats.values() if seat.active or seat.policy is not FAIR)
-    assert sum(lent.values()) <= max(0, WHOLE - in_use) + least
+    unheld = 0 if contended(seats) else sum(WHOLE for seat in seats.values() if not seat.reserved)
+    assert sum(lent.values()) <= max(0, WHOLE - in_use) + least + unheld
 
 
 @given(SEATS)
@@ -97,7 +102,7 @@ def test_nobody_gets_more_than_it_wants_or_may_have(seats: dict[int, Seat]) -> N
             assert seat.active
             assert seat.reserved + part <= seat.wants
         else:
-            assert part <= max(seat.wants, LEAST)
+            assert part <= max(seat.wants, LEAST) or not contended(seats)
 
 
 @given(SEATS)
