@@ -208,7 +208,7 @@ class Pods:
         """The pods that wish a limit."""
         return tuple(pod for pod in self._pods.values() if pod.memory_limit is not None)
 
-    def privileged_ones(self) -> tuple[Pod, ...]:
+    def reaching_beyond(self) -> tuple[Pod, ...]:
         """The pods that reach beyond a share."""
         return tuple(pod for pod in self._pods.values() if pod.privilege)
 
