@@ -13,6 +13,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _KEPT: Final = 64
+_CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""A kept connection that the server has closed, which it does when it likes: no answer, and no refusal."""
 
 
 class Gets:
@@ -39,7 +41,7 @@ class Gets:
         try:
             with suppress(IndexError):
                 kept = self._kept.pop()
-                with suppress(ConnectionError):  # a server closes a connection when it likes
+                with suppress(*_CLOSED):
                     return self._ask(kept, path)
             return self._ask(self._connection(), path)
         except http.client.HTTPException as error:
