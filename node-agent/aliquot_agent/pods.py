@@ -166,6 +166,8 @@ class Pods:
         self._pods: Mapping[str, Pod] = {}
         self._uids: dict[str, dict[str, str]] = {}
         """Of each pod's claims, by name; grows while readers have it."""
+        self._asked: set[tuple[str, str]] = set()
+        """Pods and names of claims that were asked for, whatever the answer: one that is gone stays gone."""
         self._events = api.pod_watch(node)
         self._delay_s = _RETRY_S
         self._loop = Loop(name="pod-watch", step=self._follow, period_s=0.0)
@@ -223,13 +225,18 @@ class Pods:
 
     def ask(self) -> None:
         """Reads the claims of running pods that Prepare did not: a second pod's, or before a restart."""
-        for pod in self._pods.values():
-            for name in set(pod.claims.values()) - pod.uids.keys() if pod.container_names else ():
-                try:
-                    self.get_claim(pod.namespace, name)
-                except ApiError as error:
-                    if error.transient:
-                        return  # another time
+        started = [pod for pod in self._pods.values() if pod.container_names]
+        wanted = {(pod.uid, name): pod for pod in started for name in pod.claims.values()}
+        self._asked &= wanted.keys()
+        for (uid, name), pod in wanted.items():
+            if name in pod.uids or (uid, name) in self._asked:
+                continue
+            try:
+                self.get_claim(pod.namespace, name)
+            except ApiError as error:
+                if error.transient:
+                    return  # another time
+            self._asked.add((uid, name))
 
     def _uids_of(self, pod_uid: str) -> dict[str, str]:
         return self._uids.setdefault(pod_uid, {})

@@ -91,6 +91,7 @@ class FakeApi:
         self.stream = FakeStream(list(events))
         self.failures = [ApiError(status=503, message="busy")]
         self.claim_uid = "uid-a"
+        self.claims_read = 0
 
     def list_pods(self, node: str) -> tuple[list[dict[str, Any]], str]:
         if self.failures:
@@ -104,6 +105,7 @@ class FakeApi:
         return make_pod(name, spec={"containers": [{"name": "main"}, {"name": "root", **context}]})
 
     def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
+        self.claims_read += 1
         holders = [{"resource": "pods", "name": "two", "uid": "uid-two"}]
         metadata = {"namespace": namespace, "name": name, "uid": self.claim_uid}
         return {"metadata": metadata, "status": {"reservedFor": holders}}
@@ -161,13 +163,16 @@ def test_a_pod_that_reaches_beyond_a_share_is_known_from_the_watch_and_else_read
 
 
 def test_a_claim_made_anew_under_the_same_name_is_another_claim() -> None:
-    pods = Pods(api=FakeApi(), node="node-1")
+    api = FakeApi()
+    pods = Pods(api=api, node="node-1")
     pods.replace([make_pod("one"), make_pod("two")])
     before, now = make_prepared(uid="uid-of-before"), make_prepared()
     assert [pod.name for pod in pods.holders(before)] == ["one", "two"]  # nobody has said more than the name
     pods.ask()
     assert [pod.name for pod in pods.holders(before)] == ["one"]  # the claim is not reserved for it
     assert [pod.name for pod in pods.holders(now)] == ["one", "two"]
+    pods.ask()
+    assert api.claims_read == 1  # once for both, though the one that has it no more is not told by it
     pods.learn("MODIFIED", make_pod("two", status={}))  # the note outlives what the watch says
     pods.replace([make_pod("one"), make_pod("two")])
     assert [pod.name for pod in pods.holders(before)] == ["one"]
