@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,6 +128,7 @@ class PreparedClaim:
 
 _SHARE_FIELDS: Final = tuple(field.name for field in fields(PreparedShare) if field.name != "newer")
 _CLAIM_FIELDS: Final = tuple(field.name for field in fields(PreparedClaim) if field.name != "newer")
+_TEXT: Final = json.JSONEncoder(sort_keys=True)
 
 
 class Draft:
@@ -161,6 +163,7 @@ class Checkpoints:
         step: files.Step = files.no_step,
     ) -> None:
         self.directory = directory
+        self._prefix = f"{directory}/"
         self._alone = alone
         self._step = step
         self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
@@ -263,7 +266,7 @@ class Checkpoints:
     def _path(self, uid: str) -> str:
         if not _UID.fullmatch(uid):
             raise ValueError(f"claim UID {uid!r} cannot be a file name")
-        return f"{self.directory}/{uid}{_SUFFIX}"
+        return f"{self._prefix}{uid}{_SUFFIX}"
 
     def _read(self, path: str) -> PreparedClaim | None:
         name = path.rpartition("/")[2]
@@ -289,14 +292,14 @@ def encode(claim: PreparedClaim) -> bytes:
     """A checkpoint file."""
     body = _body(claim, _CLAIM_FIELDS)
     body["shares"] = [_body(share, _SHARE_FIELDS) for share in claim.shares]
-    text = json.dumps(body, sort_keys=True)
+    text = _TEXT.encode(body)
     checksum = hashlib.sha256(text.encode()).hexdigest()
     return f'{{"version": {VERSION}, "checksum": "{checksum}", "claim": {text}}}'.encode()
 
 
 def _body(of: PreparedClaim | PreparedShare, names: tuple[str, ...]) -> dict[str, Any]:
     """As dataclasses.asdict, without its deep copies: this is called in every Prepare."""
-    body = {name: getattr(of, name) for name in names}
+    body = dict(zip(names, attrgetter(*names)(of), strict=True))
     return body if not of.newer else {**json.loads(of.newer), **body}
 
 

@@ -34,7 +34,7 @@ class Evictions(Protocol):
 class PodBook(Protocol):
     """The node's pods (pods.Pods)."""
 
-    def privileged_ones(self) -> tuple[Pod, ...]:
+    def reaching_beyond(self) -> tuple[Pod, ...]:
         """Those that reach beyond a share."""
 
 
@@ -71,7 +71,7 @@ class Intruders:
 
     def look(self) -> None:
         """Handles each pod that reaches beyond a share and holds one."""
-        for pod in self._pods.privileged_ones():
+        for pod in self._pods.reaching_beyond():
             wanted = [
                 policy_of(share, node=self._policy(), namespace=pod.namespace) for share in self._shares(pod)
             ]

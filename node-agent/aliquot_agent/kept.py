@@ -101,7 +101,9 @@ class Ways:
 
     def kept(self, gpu_uuid: str) -> Kept | None:
         """What is said of a GPU; None: nothing, it is in its plain state."""
-        found = _decode(self._directory / f"{gpu_uuid}{_SUFFIX}")
+        path = f"{self._directory}/{gpu_uuid}{_SUFFIX}"
+        # In every Prepare: without pathlib's layers.
+        found = _decode(Path(path)) if os.path.exists(path) else None
         if found is None:
             return None
         kept, token = found

@@ -6,6 +6,7 @@ dropped. The only module that talks to the package `kubernetes`, whose configura
 """
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ import urllib3
 from kubernetes import client, config, watch
 
 from aliquot_agent.errors import ApiError
+from aliquot_agent.gets import Gets
 from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
 
 Object = dict[str, Any]
@@ -45,6 +47,7 @@ class Kube:
     def __init__(self, *, api_client: client.ApiClient, timeout_s: float = 10.0) -> None:
         self._client = api_client
         self._timeout_s = timeout_s
+        self._gets = _gets(api_client.configuration, timeout_s=timeout_s)
 
     def server_minor(self) -> int:
         """37 for Kubernetes 1.37."""
@@ -56,8 +59,15 @@ class Kube:
         return self._call("GET", f"/api/v1/nodes/{quote(name)}")
 
     def get_claim(self, namespace: str, name: str) -> Object:
-        """A ResourceClaim."""
-        return self._call("GET", _claim_path(namespace, name))
+        """A ResourceClaim; each Prepare waits for it."""
+        path = _claim_path(namespace, name)
+        if self._gets is None:
+            return self._call("GET", path)
+        try:
+            status, data = self._gets.get(path)
+        except OSError as error:
+            raise _no_answer(error) from error
+        return _object(status, data)
 
     def apply_claim_status(self, namespace: str, name: str, body: Object, *, manager: str) -> None:
         """Server-side apply of a claim's status."""
@@ -171,13 +181,7 @@ class Kube:
             raise _no_answer(error) from error
         finally:
             response.release_conn()
-        try:
-            answer = json.loads(data)
-        except ValueError as error:
-            raise ApiError(status=response.status, message=data[:200].decode(errors="replace")) from error
-        if not 200 <= response.status < 300:
-            raise ApiError(status=response.status, message=str(answer.get("message", answer)))
-        return dict(answer)
+        return _object(response.status, data)
 
 
 class Watch:
@@ -259,6 +263,45 @@ def _send(
         raise _no_answer(error) from error
     raw: urllib3.BaseHTTPResponse = response.response
     return raw
+
+
+def _gets(configuration: client.Configuration, *, timeout_s: float) -> Gets | None:
+    """What reads claims without the layers of the package; None for ways to a server that only it knows."""
+    if configuration.proxy or configuration.assert_hostname is not None or configuration.tls_server_name:
+        return None
+
+    def tls() -> ssl.SSLContext:
+        """As the package makes it."""
+        context = urllib3.util.create_urllib3_context()
+        if not configuration.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        elif configuration.ssl_ca_cert or configuration.ca_cert_data:
+            context.load_verify_locations(configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+        else:
+            context.load_default_certs()
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        return context
+
+    def headers() -> dict[str, str]:
+        """With the token of now: it is renewed."""
+        found = {"Accept": "application/json", "User-Agent": "aliquot-agent"}
+        token = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return found | {"Authorization": token} if token else found
+
+    return Gets(server=configuration.host, tls=tls, headers=headers, timeout_s=timeout_s)
+
+
+def _object(status: int, data: bytes) -> Object:
+    """The object of an answer; raises ApiError."""
+    try:
+        answer = json.loads(data)
+    except ValueError as error:
+        raise ApiError(status=status, message=data[:200].decode(errors="replace")) from error
+    if not 200 <= status < 300:
+        raise ApiError(status=status, message=str(answer.get("message", answer)))
+    return dict(answer)
 
 
 def _no_answer(error: Exception) -> ApiError:

@@ -24,6 +24,7 @@ _PAUSE_S: Final = 0.2
 """Between two watches: a server may end each at once."""
 _RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 10.0
+_ASK_S: Final = 30.0
 _DEFAULT_GRACE_S: Final = 30
 _LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 _STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
@@ -57,10 +58,14 @@ class Pod:
     """Name of the ResourceClaim by name of the pod's entry."""
     privilege: str = ""
     """What lets it reach beyond a share, and why; empty: nothing."""
+    uids: Mapping[str, str] = field(default_factory=dict)
+    """UID of the ResourceClaim by its name, as far as known: a pod names its claims, and names come again."""
 
     def holds(self, claim: PreparedClaim) -> bool:
-        """Whether the pod holds this claim."""
-        return self.namespace == claim.namespace and claim.name in self.claims.values()
+        """Whether the pod holds this claim; of one whose UID is not known yet its name decides."""
+        if self.namespace != claim.namespace or claim.name not in self.claims.values():
+            return False
+        return self.uids.get(claim.name, claim.uid) == claim.uid
 
     def containers_of(self, claim: PreparedClaim, share: PreparedShare) -> tuple[str, ...]:
         """The containers that were given this share of a claim that the pod holds."""
@@ -72,7 +77,9 @@ class Pod:
         )
 
 
-def digest(pod: Mapping[str, Any], guarded: tuple[str, ...] = ()) -> Pod | None:
+def digest(
+    pod: Mapping[str, Any], guarded: tuple[str, ...] = (), uids: Mapping[str, str] | None = None
+) -> Pod | None:
     """What counts of a pod; None for one without claims. `guarded`: folders of ours on the host."""
     spec, status, metadata = pod["spec"], pod.get("status") or {}, pod["metadata"]
     entries = spec.get("resourceClaims") or []
@@ -105,6 +112,7 @@ def digest(pod: Mapping[str, Any], guarded: tuple[str, ...] = ()) -> Pod | None:
         container_names=ids,
         claims={entry: name for entry, name in claims.items() if name},
         privilege=privilege_of(pod, guarded),
+        uids={} if uids is None else uids,
     )
 
 
@@ -133,6 +141,9 @@ class PodApi(Protocol):
     def get_pod(self, namespace: str, name: str) -> Object:
         """A pod; raises ApiError."""
 
+    def get_claim(self, namespace: str, name: str) -> Object:
+        """A ResourceClaim; raises ApiError."""
+
     def pod_watch(self, node: str) -> PodStream:
         """A watch on them."""
 
@@ -153,18 +164,25 @@ class Pods:
         self._guarded = guarded
         self._changed = changed
         self._pods: Mapping[str, Pod] = {}
+        self._uids: dict[str, dict[str, str]] = {}
+        """Of each pod's claims, by name; grows while readers have it."""
+        self._asked: set[tuple[str, str]] = set()
+        """Pods and names of claims that were asked for, whatever the answer: one that is gone stays gone."""
         self._events = api.pod_watch(node)
         self._delay_s = _RETRY_S
         self._loop = Loop(name="pod-watch", step=self._follow, period_s=0.0)
+        self._asker = Loop(name="pod-claims", step=self.ask, period_s=_ASK_S)
 
     def start(self) -> None:
         """Begins to watch."""
         self._loop.start()
+        self._asker.start()
 
     def stop(self) -> None:
         """Ends the watch."""
         self._events.stop()
         self._loop.stop()
+        self._asker.stop()
 
     def by_uid(self, uid: str) -> Pod | None:
         """The pod with this UID."""
@@ -192,21 +210,53 @@ class Pods:
         """The pods that wish a limit."""
         return tuple(pod for pod in self._pods.values() if pod.memory_limit is not None)
 
-    def privileged_ones(self) -> tuple[Pod, ...]:
+    def reaching_beyond(self) -> tuple[Pod, ...]:
         """The pods that reach beyond a share."""
         return tuple(pod for pod in self._pods.values() if pod.privilege)
 
+    def get_claim(self, namespace: str, name: str) -> Object:
+        """A ResourceClaim; takes note of who it is reserved for. Raises ApiError."""
+        claim = self._api.get_claim(namespace, name)
+        metadata = claim["metadata"]
+        for holder in (claim.get("status") or {}).get("reservedFor") or []:
+            if holder.get("resource") == "pods":
+                self._uids_of(str(holder["uid"]))[name] = str(metadata["uid"])
+        return claim
+
+    def ask(self) -> None:
+        """Reads the claims of running pods that Prepare did not: a second pod's, or before a restart."""
+        started = [pod for pod in self._pods.values() if pod.container_names]
+        wanted = {(pod.uid, name): pod for pod in started for name in pod.claims.values()}
+        self._asked &= wanted.keys()
+        for (uid, name), pod in wanted.items():
+            if name in pod.uids or (uid, name) in self._asked:
+                continue
+            try:
+                self.get_claim(pod.namespace, name)
+            except ApiError as error:
+                if error.transient:
+                    return  # another time
+            self._asked.add((uid, name))
+
+    def _uids_of(self, pod_uid: str) -> dict[str, str]:
+        return self._uids.setdefault(pod_uid, {})
+
     def replace(self, pods: Iterable[Object]) -> None:
         """Takes a list as all there is."""
-        found = (digest(pod, self._guarded) for pod in pods)
+        found = (digest(pod, self._guarded, self._uids_of(str(pod["metadata"]["uid"]))) for pod in pods)
         self._pods = {pod.uid: pod for pod in found if pod is not None}
+        for uid in self._uids.keys() - self._pods.keys():
+            self._uids.pop(uid)
         self._changed()
+        self._asker.poke()
 
     def learn(self, kind: str, pod: Object) -> None:
         """Takes one event."""
         uid, known = str(pod["metadata"]["uid"]), None
         if kind != "DELETED":
-            known = digest(pod, self._guarded)
+            known = digest(pod, self._guarded, self._uids_of(uid))
+        if known is None:
+            self._uids.pop(uid, None)
         if self._pods.get(uid) == known:
             return
         # Replaced, never changed: readers hold no lock.

@@ -109,7 +109,7 @@ class Agent:
         self._claims = Claims(
             node=node,
             boot_id=boot_id,
-            source=kube,
+            source=self._pods,
             gpus=self._hardware,
             checkpoints=checkpoints,
             base=BaseSpecs(

@@ -45,13 +45,14 @@ _STILL: Final = (
 """Parts of a quota page that only a change of the quota changes, but for the words of pacing."""
 
 
-def quota_of(share: PreparedShare) -> region.Quota:
+def quota_of(share: PreparedShare, *, heartbeat_ns: int = 0) -> region.Quota:
     """The quota that a share must have, but for the words that move."""
     return region.Quota(
         gpu_uuid=share.gpu_uuid,
         memory_limit_bytes=share.limit,
         cores_millipercent=share.cores_percent * 1000 if share.sharing == Sharing.SHIM else 0,
         context_estimate_bytes=share.context_estimate_bytes,
+        heartbeat_ns=heartbeat_ns,
     )
 
 

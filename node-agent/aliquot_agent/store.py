@@ -44,6 +44,7 @@ class Store:
         self._old_claims_dir = old_claims_dir
         self._mps_dir = str(mps_dir)
         self._cdi_dir = cdi_dir
+        self._cdi_prefix = f"{cdi_dir}/{cdi.FILE_PREFIX}"
         self._checkpoints = checkpoints
         self._library = library
         self._boot_id = boot_id
@@ -136,18 +137,21 @@ class Store:
             self._complete(folder, entry)
         else:
             self._make(folder, entry)
-        path = cdi.spec_path(self._cdi_dir, entry.uid)
+        path = self._spec_path(entry.uid)
         spec = cdi.encode(cdi.build(entry, folder=folder, mps_dir=self._mps_dir))
-        if fresh or not _holds(path, spec):
+        if fresh or not _holds(Path(path), spec):
             files.write_atomic(path, spec, step=self._step)
         if rebooted:
             self._checkpoints.save(entry)
             self._checkpoints.sync(entry.uid)
         return entry
 
+    def _spec_path(self, uid: str) -> str:
+        return f"{self._cdi_prefix}{uid}.json"  # as cdi.spec_path, in every Prepare
+
     def remove(self, uid: str) -> None:
         """All steps of Unprepare; what is gone already is no error."""
-        files.remove(cdi.spec_path(self._cdi_dir, uid), step=self._step)
+        files.remove(self._spec_path(uid), step=self._step)
         self._remove_shares(uid, self._checkpoints.load(uid))
         self._checkpoints.remove(uid)
 
@@ -204,7 +208,7 @@ class Store:
 
 
 def _first_quota(share: PreparedShare) -> region.Quota:
-    return replace(sharedir.quota_of(share), heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+    return sharedir.quota_of(share, heartbeat_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
 
 
 def _requests(entry: PreparedClaim) -> list[str]:

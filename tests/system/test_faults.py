@@ -111,16 +111,19 @@ def test_a_killed_agent_comes_back_and_running_pods_keep_their_limit(
 def test_an_agent_killed_between_prepare_and_start_loses_nothing(
     aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
 ) -> None:
-    bed.pause(f"{node}/containerd")  # kubelet prepares the claim, then waits for the runtime
-    try:
-        tenant.create(gpu_pod("late", vgpu=1, gpumem=4000))
-        bed.wait_for(
-            lambda: any(file.endswith("/quota") for file in aliquot.files(node)),
-            what="the claim to be prepared",
-        )
-        aliquot.kill_agent(node)
-    finally:
-        bed.resume(f"{node}/containerd")
+    pod = gpu_pod("late", vgpu=1, gpumem=4000)
+    hold = {"name": "hold", "command": ["sh", "-c", "trap 'exit 0' USR1; while :; do sleep 0.1; done"]}
+    pod["spec"]["initContainers"] = [pod["spec"]["containers"][0] | hold | {"resources": {}}]
+    tenant.create(pod)
+
+    def holds() -> bool:
+        """Claims are prepared before a pod's first container starts."""
+        status = tenant.pod("late").get("status") or {}
+        return any("running" in each["state"] for each in status.get("initContainerStatuses") or [])
+
+    bed.wait_for(holds, what="the claim to be prepared and the container to wait")
+    aliquot.kill_agent(node)
+    bed.exec("late", ["sh", "-c", "kill -USR1 1"], tenant.namespace, container="hold")
     assert tenant.wait_said("late", "device")["total_mib"] == 4000
     assert tenant.wait_said("late", "full")["result"] == 2
     aliquot.wait_ready()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The baseline: a plugin that does the least one can. It reads the claim and writes a CDI file.
 
-Same gRPC server and same API client as the agent's: `python -m tests.bench.agent.least KUBECONFIG DIR`.
+It has the agent's gRPC server, with threads for a burst, and its translation of messages. It reads claims as
+an author would who looks for speed: by the package `kubernetes`, as JSON and not as models, with a connection
+for each call of a burst. That the agent leaves out layers of that package is its own.
+`python -m tests.bench.agent.least KUBECONFIG DIR`.
 """
 
 import json
@@ -9,23 +12,31 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
-from aliquot_agent import files, kube, registration
+from kubernetes import client, config
+
+from aliquot_agent import files, registration
 from aliquot_agent.claims import ClaimRef, PreparedDevice
 from aliquot_agent.healthservice import HealthService
 from aliquot_agent.plugin import DraPlugin
+
+CALLS = 64
 
 
 class LeastPlugin:
     """Claims as files."""
 
-    def __init__(self, *, api: kube.Kube, directory: Path) -> None:
+    def __init__(self, *, api: client.ResourceV1Api, directory: Path) -> None:
         self._api = api
         self._directory = directory
 
     def prepare(self, ref: ClaimRef, *, waited_s: float) -> tuple[PreparedDevice, ...]:
         """Reads the claim, writes its file."""
-        claim = self._api.get_claim(ref.namespace, ref.name)
+        answer: Any = self._api.read_namespaced_resource_claim(
+            ref.name, ref.namespace, _preload_content=False
+        )
+        claim = json.loads(answer.data)
         found = claim["status"]["allocation"]["devices"]["results"][0]
         request, pool, device, share = (found[key] for key in ("request", "pool", "device", "shareID"))
         devices = [{"name": share, "containerEdits": {"env": [f"SHARE={share}"]}}]
@@ -38,12 +49,20 @@ class LeastPlugin:
         (self._directory / f"{uid}.json").unlink(missing_ok=True)
 
 
+def connect(kubeconfig: str) -> client.ResourceV1Api:
+    """The package's client."""
+    configuration = client.Configuration()
+    config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    configuration.connection_pool_maxsize = CALLS
+    return client.ResourceV1Api(client.ApiClient(configuration))
+
+
 def main(kubeconfig: str, folder: str) -> int:
     root = Path(folder)
     servers = registration.Servers(
         paths=registration.Sockets(dra=root / "dra.sock", registrar=root / "reg.sock"),
         plugin=DraPlugin(
-            claims=LeastPlugin(api=kube.connect(Path(kubeconfig)), directory=root),
+            claims=LeastPlugin(api=connect(kubeconfig), directory=root),
             prepared=lambda _: None,
             unprepared=lambda _: None,
             failed=lambda _: None,

@@ -46,6 +46,8 @@ class Scene:
     def get_pod(self, namespace: str, name: str) -> Any:
         raise AssertionError
 
+    get_claim = get_pod
+
 
 def privileged_pod(kind: str = "containers", **changes: Any) -> dict[str, Any]:
     pod = make_pod("debug", **changes)

@@ -90,6 +90,8 @@ class FakeApi:
     def __init__(self, *events: tuple[str, dict[str, Any]]) -> None:
         self.stream = FakeStream(list(events))
         self.failures = [ApiError(status=503, message="busy")]
+        self.claim_uid = "uid-a"
+        self.claims_read = 0
 
     def list_pods(self, node: str) -> tuple[list[dict[str, Any]], str]:
         if self.failures:
@@ -101,6 +103,12 @@ class FakeApi:
             raise ApiError(status=404, message="not found")
         context = {"securityContext": {"privileged": True}}
         return make_pod(name, spec={"containers": [{"name": "main"}, {"name": "root", **context}]})
+
+    def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
+        self.claims_read += 1
+        holders = [{"resource": "pods", "name": "two", "uid": "uid-two"}]
+        metadata = {"namespace": namespace, "name": name, "uid": self.claim_uid}
+        return {"metadata": metadata, "status": {"reservedFor": holders}}
 
     def pod_watch(self, node: str) -> FakeStream:
         return self.stream
@@ -152,3 +160,31 @@ def test_a_pod_that_reaches_beyond_a_share_is_known_from_the_watch_and_else_read
     assert book.privilege("team-a", "late", "uid-late").startswith(late)
     assert book.privilege("team-a", "late", "uid-of-the-one-before") == ""
     assert book.privilege("team-a", "gone", "uid-gone") == ""
+
+
+def test_a_claim_made_anew_under_the_same_name_is_another_claim() -> None:
+    api = FakeApi()
+    pods = Pods(api=api, node="node-1")
+    pods.replace([make_pod("one"), make_pod("two")])
+    before, now = make_prepared(uid="uid-of-before"), make_prepared()
+    assert [pod.name for pod in pods.holders(before)] == ["one", "two"]  # nobody has said more than the name
+    pods.ask()
+    assert [pod.name for pod in pods.holders(before)] == ["one"]  # the claim is not reserved for it
+    assert [pod.name for pod in pods.holders(now)] == ["one", "two"]
+    pods.ask()
+    assert api.claims_read == 1  # once for both, though the one that has it no more is not told by it
+    pods.learn("MODIFIED", make_pod("two", status={}))  # the note outlives what the watch says
+    pods.replace([make_pod("one"), make_pod("two")])
+    assert [pod.name for pod in pods.holders(before)] == ["one"]
+
+
+def test_the_claims_of_pods_that_do_not_run_yet_are_not_asked_for() -> None:
+    api = FakeApi()
+    pods = Pods(api=api, node="node-1")
+    waiting = make_pod("two", status={})
+    waiting["spec"]["resourceClaims"] = [{"name": "aliquot", "resourceClaimName": "claim-a"}]
+    pods.replace([waiting])
+    pods.ask()
+    assert pods.holders(make_prepared(uid="uid-of-before"))
+    assert pods.get_claim("team-a", "claim-a")["metadata"]["uid"] == "uid-a"  # as Prepare does
+    assert not pods.holders(make_prepared(uid="uid-of-before"))

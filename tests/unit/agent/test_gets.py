@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GETs over kept connections, against sockets that say what a test wants."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot_agent.gets import Gets
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
+LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}"
+SILENCE = b""
+
+
+class Server:
+    """Answers each connection with the answers of its own, then closes it."""
+
+    def __init__(self, *connections: tuple[bytes, ...]) -> None:
+        self.asked: list[bytes] = []
+        self.accepted = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, args=(connections,))
+        self._thread.start()
+        self.gets = Gets(
+            server=f"http://127.0.0.1:{self._listener.getsockname()[1]}/prefix/",
+            tls=ssl.create_default_context,
+            headers=lambda: {"Authorization": f"Bearer {len(self.asked)}"},
+            timeout_s=10,
+        )
+
+    def _serve(self, connections: tuple[tuple[bytes, ...], ...]) -> None:
+        for answers in connections:
+            connection, _ = self._listener.accept()
+            self.accepted += 1
+            with connection:
+                for answer in answers:
+                    self.asked.append(connection.recv(4096))
+                    connection.sendall(answer)
+
+    def stop(self) -> None:
+        self._thread.join(10)
+        self._listener.close()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    made = Server(*request.param)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("server", [[(OK, CHUNKED, LAST)]], indirect=True)
+def test_a_connection_is_kept_and_each_request_has_the_token_of_its_time(server: Server) -> None:
+    assert [server.gets.get("/a") for _ in range(3)] == [(200, b"{}")] * 3
+    assert server.accepted == 1
+    assert all(each.startswith(b"GET /prefix/a HTTP/1.1\r\n") for each in server.asked)
+    assert [b"Bearer %d" % number in each for number, each in enumerate(server.asked)] == [True] * 3
+
+
+@pytest.mark.parametrize("server", [[(OK,), (OK,)]], indirect=True)
+def test_a_kept_connection_that_the_server_closed_is_made_anew(server: Server) -> None:
+    assert server.gets.get("/a") == server.gets.get("/b") == (200, b"{}")
+    assert server.accepted == 2
+
+
+@pytest.mark.parametrize("server", [[(LAST,), (OK,)]], indirect=True)
+def test_a_connection_that_ends_with_its_answer_is_not_kept(server: Server) -> None:
+    assert server.gets.get("/a") == server.gets.get("/b") == (200, b"{}")
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param([(SILENCE,)], id="nothing"),
+        pytest.param([(b"SSH-2.0-x\r\n",)], id="not HTTP"),
+        pytest.param([(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",)], id="half of it"),
+    ],
+    indirect=True,
+)
+def test_what_is_no_answer_is_an_error_of_the_system(server: Server) -> None:
+    with pytest.raises(OSError, match=r"answer|closed"):
+        server.gets.get("/a")
