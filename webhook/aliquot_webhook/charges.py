@@ -36,7 +36,7 @@ _LAST_WAIT_S: Final = 0.5
 _PATIENCE_S: Final = 0.02
 """How long a claim of kube-controller-manager's waits for company: nobody waits for it, and the pods that are
 admitted meanwhile take it along, instead of waiting for a write of its own."""
-_ATTEMPTS: Final = 12
+_ATTEMPTS: Final = 16
 
 Change = Callable[[Entries], Entries]
 

@@ -12,10 +12,11 @@ _MOST_REST_S: Final = 0.1
 _AMONG_SEVERAL: Final = (1.0, 3.0)
 """Times as long as the write took, where another replica writes as well: by chance, so that two do not meet
 again and again."""
-_OWED: Final = 3 / 8
-_AT_ONCE: Final = 3.0
-"""Who has lost reads and writes a dozen times before it gives up. So a replica that knows of no other one
-rests for three writes' time after eight in a row: a loser gets through then, and both know of each other."""
+_OWED: Final = 0.5
+_AT_ONCE: Final = 4.0
+"""Who has lost reads and writes, again and again, before it gives up. So a replica that knows
+of no other one rests for the time of four writes after eight in a row: two tries of a loser, of which one
+falls into the rest as a whole, and then both know of each other."""
 
 
 class Pace:

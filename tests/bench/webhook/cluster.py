@@ -142,6 +142,8 @@ def deployments(bench: Bench, by: dict[str, Setting]) -> list[Figure]:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda setting: bench.deployment(setting, REPLICAS), three))
     together = 3 * REPLICAS / (time.perf_counter() - started)
+    for setting in three:
+        bench.clear(setting.namespace)
     refused = sum(bench.refused.get(setting.namespace, 0) for setting in (by["ours"], *three))
     what, same = f"Deployment of {REPLICAS}", "pods with the same claims"
     return [

@@ -14,12 +14,12 @@ def rests(pace: Pace, *, writes: int, pause_s: float = 0.0, is_shared: bool = Fa
     return found
 
 
-def test_who_writes_in_a_row_rests_for_three_writes_after_every_eighth() -> None:
-    assert rests(Pace(), writes=24) == ([0.0] * 7 + [0.03]) * 3
+def test_who_writes_in_a_row_rests_for_four_writes_after_every_eighth() -> None:
+    assert rests(Pace(), writes=24) == ([0.0] * 7 + [0.04]) * 3
 
 
 def test_pauses_that_come_by_themselves_are_rest_enough() -> None:
-    assert rests(Pace(), writes=100, pause_s=0.004) == [0.0] * 100
+    assert rests(Pace(), writes=100, pause_s=0.005) == [0.0] * 100
 
 
 def test_among_several_there_is_rest_after_each_write() -> None:
