@@ -17,6 +17,7 @@ from aliquot_api import names
 from aliquot_api.wire import JsonObject, dig, items, obj, text
 from aliquot_cli.cards import Card
 from aliquot_cli.cluster import meta
+from aliquot_cli.output import counted
 
 WEBHOOK: Final = "aliquot-webhook"
 CONTROLLER: Final = "aliquot-controller"
@@ -228,7 +229,7 @@ def _configurations(facts: Facts) -> Iterator[Finding]:
             what = f"{', '.join(ignored)}: failurePolicy is Ignore, so what is not checked passes"
             yield Finding(Level.WARNING, "webhooks", what, "set it to Fail")
         if not empty and not ignored:
-            yield Finding(Level.OK, "webhooks", f"{kind}: {len(hooks)} webhooks")
+            yield Finding(Level.OK, "webhooks", f"{kind}: {counted(len(hooks), 'webhook')}")
 
 
 def _certificates(facts: Facts) -> Iterator[Finding]:
@@ -311,8 +312,8 @@ def _agents(facts: Facts) -> Iterator[Finding]:
             level = Level.OK if dig(each, "cause") == "configured" else Level.WARNING
             yield Finding(level, f"node {node}", what, "docs/node-agent.md says what each cause means")
         if not problems and not status.get("configProblem"):
-            count = len(items(status.get("gpus")))
-            yield Finding(Level.OK, f"node {node}", f"agent ready, {count} GPUs, driver and CDI answer")
+            gpus = counted(len(items(status.get("gpus"))), "GPU")
+            yield Finding(Level.OK, f"node {node}", f"agent ready, {gpus}, driver and CDI answer")
 
 
 def _node_fix(problem: str) -> str:
@@ -339,7 +340,7 @@ def _cards(facts: Facts) -> Iterator[Finding]:
             if not taint.key.endswith("/cordoned"):
                 fix = "reset the GPU or reboot its node; the agent takes the taint away when it is well"
             yield Finding(Level.WARNING, "gpus", what, fix)
-    yield Finding(Level.OK, "gpus", f"{len(published)} GPUs are published")
+    yield Finding(Level.OK, "gpus", f"{counted(len(published), 'GPU')} published")
 
 
 def _shares(facts: Facts) -> Iterator[Finding]:
@@ -362,7 +363,7 @@ def _tenants(facts: Facts) -> Iterator[Finding]:
         fix = f"kubectl label namespace NAME {names.INJECT_LABEL}={names.INJECT_ENABLED}"
         yield Finding(Level.WARNING, "namespaces", "no namespace has opted in", fix)
     else:
-        yield Finding(Level.OK, "namespaces", f"{len(opted)} have opted in")
+        yield Finding(Level.OK, "namespaces", f"{counted(len(opted), 'namespace')} opted in")
     for pod in facts.left_pods[:20]:
         what = f"pod {meta(pod, 'namespace')}/{meta(pod, 'name')} asks for GPUs and was not converted"
         fix = f"aliquot explain pod {meta(pod, 'name')} -n {meta(pod, 'namespace')}"

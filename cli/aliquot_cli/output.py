@@ -123,6 +123,11 @@ def size(value_bytes: int | None) -> str:
     return f"{round(value_bytes / MIB)}Mi"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 GPU, 2 GPUs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def percent(part: float, whole: float) -> str:
     """`37%`; `-` of nothing."""
     return f"{round(100 * part / whole)}%" if whole > 0 else "-"

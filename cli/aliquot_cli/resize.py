@@ -60,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     change = {"metadata": {"annotations": {names.ANNOTATION_MEMORY_LIMIT: value}}}
     api.call("PATCH", path, body=change, content_type=MERGE_PATCH)
     printer = output.printer("table")
-    printer.text(f"{namespace}/{arguments.pod}: asked for {value or 'what the claim was given'}")
+    asked = "what the claim was given" if wanted is None else output.size(wanted)
+    where = f" for {arguments.container}" if arguments.container else ""
+    printer.text(f"{namespace}/{arguments.pod}: asked for {asked}{where}")
     if arguments.no_wait:
         return 0
     with output.Progress() as progress:

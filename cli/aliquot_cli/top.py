@@ -15,7 +15,7 @@ from aliquot_cli.cluster import (
     connect,
 )
 from aliquot_cli.fleet import read_cards
-from aliquot_cli.output import Colour, Printer, bar, percent, size
+from aliquot_cli.output import Colour, Printer, bar, counted, percent, size
 from aliquot_webhook.kube import ListApi
 
 _CLEAR: Final = "\033[H\033[2J"
@@ -151,8 +151,9 @@ def _sum(found: Sequence[Card]) -> str:
     whole = sum(card.nominal_bytes for card in found)
     given = sum(share.memory_bytes for card in found for share in card.shares)
     used = sum(share.used_bytes or 0 for card in found for share in card.shares)
-    gpus, shares = len(found), sum(len(card.shares) for card in found)
+    gpus = counted(len(found), "GPU")
+    shares = counted(sum(len(card.shares) for card in found), "share")
     return (
-        f"{gpus} GPU{'s'[: gpus != 1]}, {shares} share{'s'[: shares != 1]}: {size(given)} of {size(whole)} given ({percent(given, whole)}),"
+        f"{gpus}, {shares}: {size(given)} of {size(whole)} given ({percent(given, whole)}),"
         f" {size(used)} in use ({percent(used, given)} of what is given)"
     )

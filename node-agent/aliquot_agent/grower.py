@@ -311,7 +311,7 @@ class Grower:
     def _refuse(self, state: _Resize, wanted: int, share: PreparedShare) -> Outcome:
         text = (
             f"the GPU has no room for growth to {_text(wanted)} beside what its other claims consumed; "
-            f"the limit stays {_text(share.limit)}"
+            f"the limit is {_text(share.limit)}"
         )
         state.refused = Refusal(Reason.NO_ROOM, text)
         state.retry_at_s = self._monotonic_s() + state.retry_s

@@ -39,6 +39,7 @@ def test_without_the_gate_pods_are_refused_and_nothing_shareable_is_published(ga
             None,
         ),
         what="a refusal that names the gate",
+        timeout_s=180,  # the images' first start, on a machine that may be loaded
     )
     assert "kube-apiserver" in message
     assert "kube-scheduler" in message
