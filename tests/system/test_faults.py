@@ -186,6 +186,7 @@ def test_a_restarted_containerd_disturbs_nobody(
     assert status["restartCount"] == 0
 
 
+@pytest.mark.timeout(AWAY_S + 300)
 def test_what_ends_while_the_server_is_away_is_undone_meanwhile(
     aliquot: Installation, tenant: Tenant, node: str, bed: Cluster
 ) -> None:
