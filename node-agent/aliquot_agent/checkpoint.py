@@ -163,7 +163,6 @@ class Checkpoints:
         step: files.Step = files.no_step,
     ) -> None:
         self.directory = directory
-        self._prefix = f"{directory}/"
         self._alone = alone
         self._step = step
         self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
@@ -266,7 +265,7 @@ class Checkpoints:
     def _path(self, uid: str) -> str:
         if not _UID.fullmatch(uid):
             raise ValueError(f"claim UID {uid!r} cannot be a file name")
-        return f"{self._prefix}{uid}{_SUFFIX}"
+        return f"{self.directory}/{uid}{_SUFFIX}"
 
     def _read(self, path: str) -> PreparedClaim | None:
         name = path.rpartition("/")[2]

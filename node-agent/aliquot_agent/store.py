@@ -44,7 +44,6 @@ class Store:
         self._old_claims_dir = old_claims_dir
         self._mps_dir = str(mps_dir)
         self._cdi_dir = cdi_dir
-        self._cdi_prefix = f"{cdi_dir}/{cdi.FILE_PREFIX}"
         self._checkpoints = checkpoints
         self._library = library
         self._boot_id = boot_id
@@ -137,21 +136,18 @@ class Store:
             self._complete(folder, entry)
         else:
             self._make(folder, entry)
-        path = self._spec_path(entry.uid)
+        path = cdi.spec_path(self._cdi_dir, entry.uid)
         spec = cdi.encode(cdi.build(entry, folder=folder, mps_dir=self._mps_dir))
-        if fresh or not _holds(Path(path), spec):
+        if fresh or not _holds(path, spec):
             files.write_atomic(path, spec, step=self._step)
         if rebooted:
             self._checkpoints.save(entry)
             self._checkpoints.sync(entry.uid)
         return entry
 
-    def _spec_path(self, uid: str) -> str:
-        return f"{self._cdi_prefix}{uid}.json"  # as cdi.spec_path, in every Prepare
-
     def remove(self, uid: str) -> None:
         """All steps of Unprepare; what is gone already is no error."""
-        files.remove(self._spec_path(uid), step=self._step)
+        files.remove(cdi.spec_path(self._cdi_dir, uid), step=self._step)
         self._remove_shares(uid, self._checkpoints.load(uid))
         self._checkpoints.remove(uid)
 
