@@ -6,7 +6,7 @@
 #ifndef ALIQUOT_HOT_H
 #define ALIQUOT_HOT_H
 
-#define AQ_HOT  __attribute__((flatten, hot, aligned(32)))
+#define AQ_HOT  __attribute__((flatten, hot, aligned(64)))
 #define AQ_RARE __attribute__((noinline, cold))
 
 /* What is so in a hook that programs call all the time: it lies straight ahead there. */

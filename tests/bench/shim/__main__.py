@@ -35,6 +35,7 @@ CALLS: Final = {
     "pair-20000": ("alloc + free, 20 000 live", 40),
     "pair-100000": ("alloc + free, 100 000 live", 40),
     "async": ("cuMemAllocAsync + cuMemFreeAsync", 40),
+    "async-step": ("cuMemAllocAsync + cuMemFreeAsync, 50 at once, 7 sizes", 40),
     "async-100000": ("cuMemAllocAsync + cuMemFreeAsync, 100 000 live", 40),
     "vmm": ("cuMemCreate + cuMemRelease", 40),
     "info": ("cuMemGetInfo", 20),
