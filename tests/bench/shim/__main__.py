@@ -15,7 +15,7 @@ from shim.tests.sandbox import MIB, SHIM, Sandbox
 from tests.bench.figures import Figure, at_least, at_most, publish
 from tests.bench.shim.measuring import build, lines
 
-ROUNDS: Final = 12
+ROUNDS: Final = 20
 RATE_ROUNDS: Final = 3
 INITS: Final = 40
 STARTS: Final = 500
