@@ -238,6 +238,8 @@ static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer
     return CUDA_ERROR_NOT_SUPPORTED;
   if (aq_is_captured(stream, per_thread) || !taken_out(pointer, &freed))
     return real(pointer, stream);
+  if (freed.record.number)
+    aq_pool_parting(freed.record.number, pointer, freed.record.bytes);
   aq_depth++;
   CUresult result = real(pointer, stream);
   aq_depth--;

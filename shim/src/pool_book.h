@@ -14,6 +14,8 @@ struct aq_pool {
   uint32_t number;
   unsigned held; /* by threads that rely on its handle */
   unsigned char locked;
+  uint64_t asked;    /* how often the driver was asked what is reserved */
+  uint64_t answered; /* and it is known what its answer means for the charge */
   /* The rest is of the pool that has the number now. */
   CUmemoryPool handle;
   struct aq_share *share; /* NULL: nobody pays */

@@ -14,6 +14,7 @@
 #include "contexts.h"
 #include "hooks.h"
 #include "pool_book.h"
+#include "sightings.h"
 #include "state.h"
 
 enum { CHUNK = 64, CHUNKS = 256 };
@@ -289,6 +290,8 @@ void aq_pools_reclaim(struct aq_share *share) {
 }
 
 void aq_pools_reset(void) {
+  if (pool_count > 0) /* new pools count their answers from zero */
+    memset(aq_sightings, 0, sizeof(aq_sightings));
   for (int i = 0; i < CHUNKS; i++)
     if (chunks[i])
       munmap(chunks[i], CHUNK * sizeof(*chunks[i]));

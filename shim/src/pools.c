@@ -2,11 +2,13 @@
  *
  * What a pool has reserved is one charge, kept as the AQ_RESERVE record of its number.
  *
- * The sum of live sizes tells whether an allocation will make the pool grow; if so, that much is
- * announced first. Afterwards the driver is asked what is reserved now: usually what is charged
- * already, and the shared slot is not touched. Two readings may come back in another order than
- * they were made; a ticket drawn before each tells which is newer. Whoever makes a pool grow reads
- * it afterwards, so the newest reading includes all growth.
+ * The sum of live sizes tells whether an allocation will make the pool grow; if so, that much is announced
+ * first. Afterwards the driver is asked what is reserved now: usually what is charged already, and the shared
+ * slot is not touched. It need not even be asked about a block that was live at its last answer and comes
+ * again (sightings.h).
+ *
+ * Two readings may come back in another order than they were made; a ticket drawn before each tells which is
+ * newer. Whoever makes a pool grow reads it afterwards, so the newest reading includes all growth.
  */
 #include "pools.h"
 
@@ -16,13 +18,16 @@
 #include "capture.h"
 #include "hooks.h"
 #include "pool_book.h"
+#include "sightings.h"
 #include "state.h"
 
-enum { SPINS = 200, NEAR = 32 };
+enum { SPINS = 200, NEAR = 32, ANSWER_BITS = 48 };
 
 #define GRAIN      512ULL
 #define LEAST_STEP (2ULL << 20)
 #define USUAL_STEP (32ULL << 20) /* CUDA pools have been seen to grow by this */
+
+struct aq_sighting_set aq_sightings[1 << AQ_SIGHTING_SET_BITS];
 
 static inline uint64_t round_up(uint64_t bytes, uint64_t step) {
   return bytes > UINT64_MAX - step ? UINT64_MAX & ~(step - 1) : (bytes + step - 1) & ~(step - 1);
@@ -39,6 +44,19 @@ static void unlock(struct aq_pool *pool) {
 }
 
 /* --- what the driver says --- */
+
+static void begin_asking(struct aq_pool *pool) {
+  __atomic_add_fetch(&pool->asked, 1, __ATOMIC_SEQ_CST);
+}
+
+static void end_asking(struct aq_pool *pool) {
+  __atomic_add_fetch(&pool->answered, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Names an answer among those of all pools. */
+static uint64_t answer_of(const struct aq_pool *pool, uint64_t count) {
+  return (uint64_t)pool->number << ANSWER_BITS ^ count;
+}
 
 static bool read_reserved(const struct aq_pool *pool, uint64_t *bytes) {
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
@@ -99,6 +117,7 @@ static bool charge_reading(struct aq_pool *pool, struct aq_charge *announced, ui
 /* Enters what the driver says, and ends what a call has announced. As above. */
 static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool strictly) {
   uint64_t reserved = 0;
+  begin_asking(pool);
   uint64_t ticket = __atomic_add_fetch(&pool->tickets, 1, __ATOMIC_SEQ_CST);
   bool held = aq_pool_hold(pool);
   bool known = held && pool->share && read_reserved(pool, &reserved);
@@ -112,6 +131,7 @@ static bool settle(struct aq_pool *pool, struct aq_charge *announced, bool stric
   if (announced->bytes)
     aq_cancel(announced);
   unlock(pool);
+  end_asking(pool);
   if (held)
     aq_pool_let_go(pool);
   return fits;
@@ -279,11 +299,35 @@ static bool is_being_read(const struct aq_pool *pool) {
          __atomic_load_n(&pool->newest, __ATOMIC_ACQUIRE);
 }
 
-/* The usual case: nothing was announced, nothing has grown. */
-static bool stands_still(const struct aq_pool_ask *ask) {
+/* The driver still says what is charged. */
+static bool is_as_charged(struct aq_pool *pool) {
   uint64_t reserved;
-  return !ask->reserved && !ask->right && !is_being_read(ask->pool) && read_reserved(ask->pool, &reserved) &&
-         reserved == __atomic_load_n(&ask->pool->charged, __ATOMIC_ACQUIRE);
+  begin_asking(pool);
+  bool same = !is_being_read(pool) && read_reserved(pool, &reserved) &&
+              reserved == __atomic_load_n(&pool->charged, __ATOMIC_ACQUIRE);
+  end_asking(pool);
+  return same;
+}
+
+/* It was live when the driver last answered, and nobody has asked since. After an allocation: whoever begins
+ * to ask later sees what it took. */
+static bool was_seen(const struct aq_pool *pool, CUdeviceptr pointer, uint64_t bytes) {
+  uint64_t asked = __atomic_load_n(&pool->asked, __ATOMIC_SEQ_CST);
+  return aq_sighting_holds(pointer, bytes, answer_of(pool, asked));
+}
+
+/* Before the driver frees it: if all is answered, it was live at the last answer. */
+void aq_pool_parting(uint32_t number, CUdeviceptr pointer, uint64_t bytes) {
+  struct aq_pool *pool = aq_pool_numbered(number);
+  uint64_t answered = __atomic_load_n(&pool->answered, __ATOMIC_SEQ_CST);
+  if (AQ_USUALLY(__atomic_load_n(&pool->asked, __ATOMIC_SEQ_CST) == answered))
+    aq_sighting_keep(pointer, bytes, answer_of(pool, answered));
+}
+
+/* The usual case: nothing was announced, nothing has grown. */
+static bool stands_still(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
+  return !ask->reserved && !ask->right &&
+         (AQ_USUALLY(was_seen(ask->pool, pointer, ask->bytes)) || is_as_charged(ask->pool));
 }
 
 AQ_RARE static bool settle_growth(struct aq_pool_ask ask) {
@@ -306,7 +350,7 @@ AQ_RARE static bool settle_growth(struct aq_pool_ask ask) {
 
 bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer) {
   rely_no_more(ask);
-  if (!stands_still(ask) && !settle_growth(*ask)) {
+  if (!stands_still(ask, pointer) && !settle_growth(*ask)) {
     aq_count_refusal(ask->pool->share);
     return false;
   }

@@ -62,6 +62,8 @@ AQ_RARE void aq_pool_cancel(const struct aq_pool_ask *ask);
 bool aq_pool_leave(const struct aq_pool_ask *ask, CUdeviceptr pointer);
 AQ_RARE void aq_pool_undone(const struct aq_pool_ask *ask);
 
+/* A pointer of pool `number` is about to be freed in stream order. */
+void aq_pool_parting(uint32_t number, CUdeviceptr pointer, uint64_t bytes);
 /* A pointer of pool `number` was freed; `at_once`: and not just in stream order. */
 void aq_pool_freed(uint32_t number, uint64_t bytes, bool at_once);
 

@@ -5,6 +5,7 @@
 #ifndef ALIQUOT_SUMS_H
 #define ALIQUOT_SUMS_H
 
+#include "hot.h"
 #include "share.h"
 
 /* A word from this on is no count: the ledger has been written over. */
@@ -49,7 +50,7 @@ struct aq_sums {
 };
 
 /* Sequentially consistent, as what is announced: the last one to announce sees all the others. */
-static inline struct aq_sums aq_sums(const struct aq_share *share, const struct aq_slot *own) {
+AQ_WARM static inline struct aq_sums aq_sums(const struct aq_share *share, const struct aq_slot *own) {
   const struct aq_ledger *ledger = share->ledger;
   uint64_t estimate = aq_word(&share->quota->context_estimate_bytes);
   uint64_t slots = __atomic_load_n(&ledger->slots_used, __ATOMIC_SEQ_CST);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reservations and slots: the real sources through all interleavings, with a kill at every step.
+"""Reservations, slots and pools: the real sources through all interleavings, and books also with kills.
 
 As many preemptions and kills as stand here; ALIQUOT_MODEL_PREEMPTIONS=2 explores further, for half an hour.
 """
@@ -33,16 +33,28 @@ _SCENARIOS: Final = {
     "sweepers": (1, 0),
 }
 """Scenario of model/protocol.c -> preemptions and kills."""
+_POOLS: Final = {"two": 3, "beside": 3, "synchronised": 3, "unseen": 2, "all": 2}
+"""Scenario of model/pools.c -> preemptions."""
+
+
+def _build(program: Path, *sources: str) -> Path:
+    command = ["cc", *_FLAGS, "-include", "tests/model/atomics.h", "-Iinclude", "-Isrc", "-o", str(program)]
+    done = subprocess.run(
+        [*command, *sources], cwd=_SHIM, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return program
 
 
 @pytest.fixture(scope="module")
 def protocol(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("model") / "protocol"
-    command = ["cc", *_FLAGS, "-include", "tests/model/atomics.h", "-Iinclude", "-Isrc", "-o", str(program)]
-    command += ["tests/model/protocol.c", "src/slot.c", "src/books.c", "src/view.c"]
-    done = subprocess.run(command, cwd=_SHIM, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return program
+    return _build(program, "tests/model/protocol.c", "src/slot.c", "src/books.c", "src/view.c")
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(tmp_path_factory.mktemp("model") / "pools", "tests/model/pools.c")
 
 
 @pytest.mark.timeout(0 if _MORE else 900)
@@ -53,3 +65,12 @@ def test_no_interleaving_breaks_the_books(protocol: Path, scenario: str) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert int(done.stdout) > 50, "runs"
+
+
+@pytest.mark.timeout(0 if _MORE else 300)
+@pytest.mark.parametrize("scenario", _POOLS)
+def test_no_interleaving_lets_a_pool_grow_unseen(pools: Path, scenario: str) -> None:
+    command = [str(pools), scenario, str(max(_POOLS[scenario], _MORE))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout) > 5000, "runs"

@@ -15,6 +15,7 @@
 
 void model_step(const volatile void *word);
 int model_lock(int fd, int command, struct flock *byte);
+int model_yield(void);
 int model_sleep(const struct timespec *wanted, struct timespec *left);
 
 #define __atomic_load_n(p, order)       (model_step(p), *(p))
@@ -32,6 +33,7 @@ int model_sleep(const struct timespec *wanted, struct timespec *left);
 #define __atomic_compare_exchange_n(p, expected, desired, weak, order, failure)                              \
   (model_step(p), *(p) == *(expected) ? (*(p) = (desired), true) : (*(expected) = *(p), false))
 
+#define sched_yield                 model_yield
 #define fcntl                       model_lock
 #define nanosleep                   model_sleep
 #define pthread_mutex_lock(mutex)   ((void)(mutex))

@@ -5,15 +5,12 @@
  *
  *   protocol SCENARIO PREEMPTIONS KILLS      prints the number of runs; status 1 with a trace if one fails
  *
- * A run is fixed by its decisions: at which step another process goes on, or the running one is killed. After
- * the last one everybody runs to his end. In every state the driver has given no more than the limit; in the
- * end nothing stays charged, no slot is lost, and a newcomer gets the whole share.
+ * In every state the driver has given no more than the limit; in the end nothing stays charged, no slot is
+ * lost, and a newcomer gets the whole share.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include "../../src/records.c"
 
@@ -21,72 +18,35 @@
 #include "identity.h"
 #include "slot.h"
 
-enum { MOST = 5, STACK = 256 << 10, DEPTH = 6, LIMIT_BYTES = 3, JANITOR = MOST - 1, LEAST_SLOTS = 8 };
+#include "explore.h"
+
+enum { LIMIT_BYTES = 3, JANITOR = RUNNERS - 1, LEAST_SLOTS = 8 };
 
 struct process {
-  ucontext_t context;
-  bool started;
-  bool ended;
   uint64_t pid;   /* also tells a dead one's slot from a living one's */
   uint64_t given; /* by the driver */
   struct shard shards[SHARDS];
 };
 
-struct decision {
-  unsigned step;
-  int next; /* process to go on with; -1: kill the running one */
-};
-
 struct scenario {
   const char *name;
-  void (*const scripts[MOST])(void); /* the janitor's comes last, by itself */
+  void (*const scripts[RUNNERS])(void); /* the janitor's comes last, by itself */
   void (*prepare)(void);
 };
 
 struct aq_share aq_shares[AQ_MAX_SHARES];
 
-static struct process processes[MOST];
-static char stacks[MOST][STACK];
-static ucontext_t scheduler;
-static int running;
-static unsigned steps;
+static struct process processes[RUNNERS];
 static struct aq_quota quota;
 static struct aq_ledger *ledger;
 static int8_t locks[AQ_SLOTS]; /* owner + 1 */
 static const struct scenario *scenario;
-static struct decision decisions[DEPTH];
-static unsigned decided;
-static unsigned long runs;
-
-static void fail(const char *what) {
-  printf("%s: %s; step %u of process %d, after", scenario->name, what, steps, running);
-  for (unsigned i = 0; i < decided; i++)
-    printf(decisions[i].next < 0 ? " kill@%u" : " %2$d@%1$u", decisions[i].step, decisions[i].next);
-  printf("\n");
-  exit(1);
-}
 
 static uint64_t given(void) {
   uint64_t sum = 0;
-  for (int i = 0; i < MOST; i++)
+  for (int i = 0; i < RUNNERS; i++)
     sum += processes[i].given;
   return sum;
-}
-
-/* What the kernel does at a death: locks and the GPU's memory go. */
-static void bury(int process) {
-  for (unsigned i = 0; i < AQ_SLOTS; i++)
-    if (locks[i] == process + 1)
-      locks[i] = 0;
-  processes[process].ended = true;
-  processes[process].given = 0;
-}
-
-static void yield(void) {
-  int self = running;
-  memcpy(processes[self].shards, shards, sizeof(shards));
-  swapcontext(&processes[self].context, &scheduler);
-  memcpy(shards, processes[self].shards, sizeof(shards));
 }
 
 static void any_step(void) {
@@ -94,7 +54,7 @@ static void any_step(void) {
     return;
   if (given() > LIMIT_BYTES)
     fail("the driver gave more than the limit");
-  yield();
+  next_step();
 }
 
 void model_step(const volatile void *word) {
@@ -105,6 +65,11 @@ void model_step(const volatile void *word) {
 int model_sleep(const struct timespec *wanted, struct timespec *left) {
   (void)wanted;
   (void)left;
+  any_step();
+  return 0;
+}
+
+int model_yield(void) {
   any_step();
   return 0;
 }
@@ -126,8 +91,8 @@ void aq_identity_self(struct aq_identity *self) {
 
 bool aq_identity_lives(const struct aq_identity *other, uint64_t inode) {
   (void)inode;
-  for (int i = 0; i < MOST; i++)
-    if ((processes[i].started || i == JANITOR) && !processes[i].ended && processes[i].pid == other->pid)
+  for (int i = 0; i < RUNNERS; i++)
+    if ((runners[i].started || i == JANITOR) && !runners[i].ended && processes[i].pid == other->pid)
       return true;
   return false;
 }
@@ -268,58 +233,32 @@ static const struct scenario scenarios[] = {
     {"sweepers", {sweeper, sweeper, visitor}, with_a_dead_one},
 };
 
-static void body(int process) {
+/* --- what explore.h wants --- */
+
+static const char *model_name(void) {
+  return scenario->name;
+}
+
+static bool model_has(int process) {
+  return process < JANITOR && scenario->scripts[process];
+}
+
+static void model_script(int process) {
   if (process == JANITOR)
     janitor();
   else
     scenario->scripts[process]();
-  bury(process);
-  swapcontext(&processes[process].context, &scheduler);
 }
 
-static void reset(void) {
-  aq_records_reset();
-  memset(locks, 0, sizeof(locks));
-  memset(ledger, 0, (size_t)((char *)&ledger->slot[LEAST_SLOTS] - (char *)ledger));
-  for (int i = 0; i < MOST; i++) {
-    struct process *process = &processes[i];
-    process->started = process->ended = false;
-    process->pid = 100 + (uint64_t)i;
-    process->given = 0;
-    memset(process->shards, 0, sizeof(process->shards));
-    aq_shares[i] = (struct aq_share){.quota = &quota, .ledger = ledger, .index = (unsigned)i, .fd = 3};
-  }
-  scenario->prepare();
-  steps = 0;
-}
-
-/* Lets a process go on until its next step. */
-static void go_on(int process) {
-  struct process *next = &processes[process];
-  running = process;
-  if (!next->started) {
-    next->started = true;
+static void model_arrive(int process, bool first) {
+  if (first)
     memset(shards, 0, sizeof(shards));
-    getcontext(&next->context);
-    next->context.uc_stack.ss_sp = stacks[process];
-    next->context.uc_stack.ss_size = STACK;
-    next->context.uc_link = NULL;
-    makecontext(&next->context, (void (*)(void))body, 1, process);
-  } else {
-    memcpy(shards, next->shards, sizeof(shards));
-  }
-  swapcontext(&scheduler, &next->context);
+  else
+    memcpy(shards, processes[process].shards, sizeof(shards));
 }
 
-static bool can_go_on(int process) {
-  return process < JANITOR && scenario->scripts[process] && !processes[process].ended;
-}
-
-static int other_than(int process) {
-  for (int i = 0; i < JANITOR; i++)
-    if (i != process && can_go_on(i))
-      return i;
-  return -1;
+static void model_depart(int process) {
+  memcpy(processes[process].shards, shards, sizeof(shards));
 }
 
 /* The records of a process that was killed are of no use to anyone. */
@@ -329,58 +268,35 @@ static void forget_records(int process) {
   memset(processes[process].shards, 0, sizeof(processes[process].shards));
 }
 
-/* One run with the decisions made so far; how many steps it had, and in `owner` whose each was. */
-static unsigned run(int8_t *owner, unsigned room) {
-  unsigned next = 0;
-  int current = 0;
-  reset();
-  runs++;
-  while (current >= 0) {
-    bool now = next < decided && decisions[next].step == steps;
-    if (now && decisions[next].next < 0) {
-      bury(current);
-      forget_records(current);
-    } else if (now) {
-      current = decisions[next].next;
-    }
-    next += now;
-    if (!can_go_on(current)) {
-      current = other_than(current);
-      continue;
-    }
-    if (steps >= room)
-      fail("a run without an end");
-    owner[steps++] = (int8_t)current;
-    go_on(current);
+/* What the kernel does at a death: locks and the GPU's memory go. */
+static void model_gone(int process, bool killed) {
+  for (unsigned i = 0; i < AQ_SLOTS; i++)
+    if (locks[i] == process + 1)
+      locks[i] = 0;
+  processes[process].given = 0;
+  if (killed)
+    forget_records(process);
+}
+
+static void model_reset(void) {
+  aq_records_reset();
+  memset(locks, 0, sizeof(locks));
+  memset(ledger, 0, (size_t)((char *)&ledger->slot[LEAST_SLOTS] - (char *)ledger));
+  for (int i = 0; i < RUNNERS; i++) {
+    struct process *process = &processes[i];
+    process->pid = 100 + (uint64_t)i;
+    process->given = 0;
+    memset(process->shards, 0, sizeof(process->shards));
+    aq_shares[i] = (struct aq_share){.quota = &quota, .ledger = ledger, .index = (unsigned)i, .fd = 3};
   }
-  unsigned taken = steps;
+  scenario->prepare();
+}
+
+static void model_end(void) {
   for (int i = 0; i < JANITOR; i++)
     forget_records(i);
   go_on(JANITOR);
   forget_records(JANITOR);
-  return taken;
-}
-
-static void explore(unsigned preemptions, unsigned kills) {
-  enum { ROOM = 4000 };
-  int8_t *owner = malloc(ROOM);
-  if (!owner)
-    exit(2);
-  unsigned count = run(owner, ROOM);
-  unsigned first = decided ? decisions[decided - 1].step + 1 : 0;
-  decided++;
-  for (unsigned step = first; step < count; step++) {
-    decisions[decided - 1] = (struct decision){step, -1};
-    if (kills > 0)
-      explore(preemptions, kills - 1);
-    for (int process = 0; preemptions > 0 && process < JANITOR; process++) {
-      decisions[decided - 1] = (struct decision){step, process};
-      if (process != owner[step] && scenario->scripts[process])
-        explore(preemptions - 1, kills);
-    }
-  }
-  decided--;
-  free(owner);
 }
 
 int main(int argc, char **argv) {

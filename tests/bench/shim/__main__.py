@@ -15,7 +15,7 @@ from shim.tests.sandbox import MIB, SHIM, Sandbox
 from tests.bench.figures import Figure, at_least, at_most, publish
 from tests.bench.shim.measuring import build, lines
 
-ROUNDS: Final = 12
+ROUNDS: Final = 20
 RATE_ROUNDS: Final = 3
 INITS: Final = 40
 STARTS: Final = 500
@@ -35,6 +35,7 @@ CALLS: Final = {
     "pair-20000": ("alloc + free, 20 000 live", 40),
     "pair-100000": ("alloc + free, 100 000 live", 40),
     "async": ("cuMemAllocAsync + cuMemFreeAsync", 40),
+    "async-step": ("cuMemAllocAsync + cuMemFreeAsync, 50 at once, 7 sizes", 40),
     "async-100000": ("cuMemAllocAsync + cuMemFreeAsync, 100 000 live", 40),
     "vmm": ("cuMemCreate + cuMemRelease", 40),
     "info": ("cuMemGetInfo", 20),

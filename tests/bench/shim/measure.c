@@ -20,7 +20,7 @@
 #include "driver_api.h"
 #include "nvml_api.h"
 
-enum { BATCHES = 101, CALLS = 500, LIVE = 100000 };
+enum { BATCHES = 101, CALLS = 500, LIVE = 100000, STEP = 50 };
 
 CUresult cuCtxSetCurrent(CUcontext context);
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device);
@@ -67,6 +67,25 @@ static void async_pair(void) {
   check(release_async(pointer, NULL), "async free");
 }
 
+static void free_async_to(int count) {
+  for (int i = 0; i < count; i++)
+    check(release_async(live[i], NULL), "async free");
+}
+
+/* As a program's step does: so many blocks of several sizes at once. */
+static void async_step(void) {
+  for (int i = 0; i < STEP; i++)
+    check(alloc_async(&live[i], (size_t)(i % 7 + 1) << 16, NULL), "async alloc");
+  free_async_to(STEP);
+}
+
+/* Never the same size twice in a row. */
+static void async_changing(void) {
+  static size_t times;
+  check(alloc_async(&live[0], 65536 + times++ % 3 * 4096, NULL), "async alloc");
+  free_async_to(1);
+}
+
 static void vmm_pair(void) {
   static const CUmemAllocationProp on_device = {.type = 1, .location = {.type = 1}};
   CUmemGenericAllocationHandle handle;
@@ -99,16 +118,20 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static void measure(const char *name, void (*call)(void)) {
+static void measure_each(const char *name, void (*call)(void), int pairs) {
   double times[BATCHES];
   for (int batch = 0; batch < BATCHES; batch++) {
     double start = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    for (int i = 0; i < CALLS; i++)
+    for (int i = 0; i < CALLS / pairs; i++)
       call();
     times[batch] = (clock_ns(CLOCK_THREAD_CPUTIME_ID) - start) / CALLS;
   }
   qsort(times, BATCHES, sizeof(*times), ascending);
   printf("%s %.2f\n", name, times[BATCHES / 10]);
+}
+
+static void measure(const char *name, void (*call)(void)) {
+  measure_each(name, call, 1);
 }
 
 static void begin(void) {
@@ -143,6 +166,8 @@ static void measure_calls(void) {
   nvml_info = NVML(nvmlDeviceGetMemoryInfo);
   measure("pair", pair);
   measure("async", async_pair);
+  measure_each("async-step", async_step, STEP);
+  measure("async-changing", async_changing);
   measure("vmm", vmm_pair);
   measure("info", memory_info);
   measure("nvml", nvml_memory);
