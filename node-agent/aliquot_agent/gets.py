@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GET over kept connections with nothing in between: each Prepare of a burst waits for one.
 
-The package `kubernetes` and urllib3 take six times the processor time for it, the standard library's client
-twice: what an answer needs of HTTP/1.1 (RFC 9112) is little, and is here.
+By hand: the package `kubernetes` with urllib3 takes several times the processor time for it, the standard
+library's client twice, and what an answer needs of HTTP/1.1 (RFC 9112) is little.
 """
 
 import http.client
