@@ -2,8 +2,8 @@
 """The vendor toolkit's CDI specs: under which name they give access to a GPU, and whether they really do.
 
 What was found holds for a second while the file that says it is the same: one of the directories holds the
-specs of all claims as well, and is long when many are prepared at once. Device nodes are looked for in each
-Prepare, on the host: on a fresh node a spec may be there before them.
+specs of all claims as well, and is long when many are prepared at once. Device nodes are looked for before
+each Prepare, on the host: on a fresh node a spec may be there before them. A burst of Prepares looks once.
 """
 
 import logging
@@ -24,6 +24,7 @@ from aliquot_agent.errors import Refused
 logger = logging.getLogger(__name__)
 
 _FRESH_S: Final = 1.0
+_MOMENT_S: Final = 0.1
 _GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
 
 Nodes = Mapping[str, frozenset[str]]
@@ -49,23 +50,39 @@ class _Found:
 class BaseSpecs:
     """The vendor toolkit's specs, read again when a file changes."""
 
-    def __init__(self, *, directories: tuple[Path, ...], kind: str, host_root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        *,
+        directories: tuple[Path, ...],
+        kind: str,
+        host_root: Path = Path("/"),
+        moment_s: float = _MOMENT_S,
+    ) -> None:
+        """What was verified within `moment_s` is not looked at again."""
+        self._moment_s = moment_s
         self._directories = directories
         self._kind = kind
         self._host_root = host_root
         self._cache: dict[str, tuple[_Signature, Nodes]] = {}
         self._found: dict[tuple[str, int, int], _Found] = {}
+        self._verified_at_s: dict[str, float] = {}
+        """By GPU UUID."""
 
     def find(self, *, gpu_uuid: str, index: int, minor: int) -> str:
         """The qualified CDI name of a GPU, by UUID or by index; raises Refused where no spec has it."""
         key = gpu_uuid, index, minor
         known, now_s = self._found.get(key), time.monotonic()
+        if known is not None and now_s - self._verified_at_s[gpu_uuid] < self._moment_s:
+            return known.name
         if known is not None and now_s - known.at_s < _FRESH_S and known.signature == _signature(known.path):
             with suppress(Refused):  # another spec may say it better
-                self._verify(known.name, known.nodes)
+                self._verify(known)
+                self._verified_at_s[gpu_uuid] = now_s
                 return known.name
-        found = self._found[key] = self._look(gpu_uuid=gpu_uuid, index=index, minor=minor, now_s=now_s)
-        self._verify(found.name, found.nodes)
+        found = self._look(gpu_uuid=gpu_uuid, index=index, minor=minor, now_s=now_s)
+        self._verify(found)
+        self._verified_at_s[gpu_uuid] = now_s
+        self._found[key] = found
         return found.name
 
     def _look(self, *, gpu_uuid: str, index: int, minor: int, now_s: float) -> _Found:
@@ -96,18 +113,18 @@ class BaseSpecs:
             )
         return found
 
-    def _verify(self, name: str, nodes: frozenset[str]) -> None:
+    def _verify(self, found: _Found) -> None:
         """Raises Refused where a device node is not there: the container would start without its GPU."""
-        for node in sorted(nodes):
+        for node in sorted(found.nodes):
             try:
                 mode = os.stat(f"{self._host_root}/{node.lstrip('/')}").st_mode
             except OSError as error:
                 raise Refused(
-                    f"CDI device {name} names {node}, which is not on this node ({error.strerror}): "
+                    f"CDI device {found.name} names {node}, which is not on this node ({error.strerror}): "
                     "is the driver loaded (nvidia-modprobe -u -c=0)?"
                 ) from error
             if not stat.S_ISCHR(mode):
-                raise Refused(f"CDI device {name} names {node}, which is no device node on this node")
+                raise Refused(f"CDI device {found.name} names {node}, which is no device node on this node")
 
     def _paths(self) -> Iterator[str]:
         for directory in self._directories:

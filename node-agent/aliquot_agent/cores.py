@@ -46,6 +46,8 @@ class Cores:
         self._picture = picture
         self._events = events
         self._known: dict[Key, tuple[_Decided, PacedShare]] = {}
+        self._of: tuple[NodePolicy | None, Sequence[PreparedClaim]] = (None, ())
+        self._shares_of: list[PacedShare] = []
         self._compute = Compute(
             shares=self._shares, users=self._users, use=self._use, escaped=self._tell_escape
         )
@@ -73,9 +75,15 @@ class Cores:
 
     def _shares(self) -> list[PacedShare]:
         """Those of now; while nothing is decided anew about one, the same object as a second ago."""
-        node = self._policy()
+        node, claims = self._policy(), self._claims.prepared()
+        if node is not self._of[0] or claims != self._of[1]:  # compared by identity first
+            self._of = node, claims
+            self._decide(node, claims)
+        return self._shares_of
+
+    def _decide(self, node: NodePolicy, claims: Sequence[PreparedClaim]) -> None:
         before, self._known = self._known, {}
-        for claim in self._claims.prepared():
+        for claim in claims:
             for share in claim.shares:
                 if not share.whole:
                     decided = (claim, share, node)
@@ -86,7 +94,7 @@ class Cores:
                         path = self._claims.share_dir(claim, share)
                         known = decided, paced_share(claim, share, path=path, node=node)
                     self._known[claim.uid, share.share] = known
-        return [paced for _, paced in self._known.values()]
+        self._shares_of = [paced for _, paced in self._known.values()]
 
     def _users(self) -> dict[int, Key]:
         return {

@@ -19,6 +19,7 @@ from kubernetes import client, config, watch
 
 from aliquot_agent.errors import ApiError
 from aliquot_agent.gets import Gets
+from aliquot_agent.trust import Trust
 from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
 
 Object = dict[str, Any]
@@ -270,7 +271,7 @@ def _gets(configuration: client.Configuration, *, timeout_s: float) -> Gets | No
     if configuration.proxy or configuration.assert_hostname is not None or configuration.tls_server_name:
         return None
 
-    def tls() -> ssl.SSLContext:
+    def made() -> ssl.SSLContext:
         """As the package makes it."""
         context = urllib3.util.create_urllib3_context()
         if not configuration.verify_ssl:
@@ -290,7 +291,9 @@ def _gets(configuration: client.Configuration, *, timeout_s: float) -> Gets | No
         token = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         return found | {"Authorization": token} if token else found
 
-    return Gets(server=configuration.host, tls=tls, headers=headers, timeout_s=timeout_s)
+    made_of = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    trust = Trust(make=made, files=filter(None, made_of))
+    return Gets(server=configuration.host, tls=trust.context, headers=headers, timeout_s=timeout_s)
 
 
 def _object(status: int, data: bytes) -> Object:

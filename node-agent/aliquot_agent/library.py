@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _YOUNG_S: Final = 3600.0
 _TOUCH_S: Final = 60.0
+_MOMENT_S: Final = 0.1
 _PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n".encode()
 
 _Signatures = tuple[tuple[int, int, int, int], ...]
@@ -31,8 +32,11 @@ _Signatures = tuple[tuple[int, int, int, int], ...]
 class Library:
     """The library of this agent's image, on the host."""
 
-    def __init__(self, *, source: Path, state_dir: Path) -> None:
+    def __init__(self, *, source: Path, state_dir: Path, moment_s: float = _MOMENT_S) -> None:
+        """What was looked at within `moment_s` is not looked at again: a burst of Prepares looks once."""
         self._source = source
+        self._moment_s = moment_s
+        self._looked_at_s = float("-inf")
         self._root = state_dir / "lib"
         self._lock = threading.Lock()
         self._verified: tuple[Path | None, _Signatures] = (None, ())
@@ -66,9 +70,13 @@ class Library:
     def _unchanged(self) -> Path | None:
         """The folder that was verified, while its files are those of then."""
         folder, signatures = self._verified
-        if folder is None or self._seen(folder) != signatures or not signatures:
+        now_s = time.monotonic()
+        if folder is None or now_s - self._looked_at_s < self._moment_s:
+            return folder
+        if self._seen(folder) != signatures or not signatures:
             return None
         self._touch(folder)
+        self._looked_at_s = now_s
         return folder
 
     def _touch(self, folder: Path) -> None:

@@ -43,6 +43,8 @@ class MpsWatch:
         self._kept = kept
         self._holders = holders
         self._events = events
+        self._known: Sequence[PreparedClaim] = ()
+        self._users: dict[str, list[PreparedClaim]] = {}
         self._seen: dict[str, int] = {}
         self._lost: dict[str, int] = {}
         self._loop = Loop(name="mps", step=self.look, period_s=_PERIOD_S)
@@ -61,19 +63,17 @@ class MpsWatch:
 
     def look(self) -> None:
         """Compares what the keeper has counted with what it had counted at the last look."""
-        users: dict[str, list[PreparedClaim]] = {}
-        for claim in self._claims():
-            for share in claim.shares:
-                if not share.whole and held.mode_of(share) == modes.MPS:
-                    users.setdefault(share.gpu_uuid, []).append(claim)
+        claims = self._claims()
+        if claims != self._known:  # compared by identity first: most looks find the same
+            self._known, self._users = claims, _users_of_mps(claims)
         seen = {}
-        for gpu_uuid, claims in users.items():
+        for gpu_uuid, users in self._users.items():
             kept = self._kept(gpu_uuid) or Kept(modes.MPS)
             seen[gpu_uuid] = kept.lost
             more = kept.lost - self._seen.get(gpu_uuid, kept.lost)
             if more > 0:
                 self._lost[gpu_uuid] = self._lost.get(gpu_uuid, 0) + more
-                self._tell(gpu_uuid, claims, kept.problem)
+                self._tell(gpu_uuid, users, kept.problem)
         self._seen = seen
 
     def _tell(self, gpu_uuid: str, claims: Sequence[PreparedClaim], problem: str) -> None:
@@ -88,3 +88,13 @@ class MpsWatch:
             self._events.pod(
                 namespace=pod.namespace, name=pod.name, uid=pod.uid, reason=EVENT, message=message
             )
+
+
+def _users_of_mps(claims: Sequence[PreparedClaim]) -> dict[str, list[PreparedClaim]]:
+    """Claims with a share that is held by MPS, by GPU UUID."""
+    users: dict[str, list[PreparedClaim]] = {}
+    for claim in claims:
+        for share in claim.shares:
+            if not share.whole and held.mode_of(share) == modes.MPS:
+                users.setdefault(share.gpu_uuid, []).append(claim)
+    return users

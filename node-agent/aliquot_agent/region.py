@@ -230,7 +230,8 @@ def encode_quota(quota: Quota) -> bytes:
     page.flags = quota.flags
     page.epoch = quota.epoch
     page.heartbeat_ns = quota.heartbeat_ns
-    page.log_path[:] = _log_path_bytes(quota.log_path)
+    if quota.log_path:  # as the agent never does, and byte by byte
+        page.log_path[:] = _log_path_bytes(quota.log_path)
     return bytes(page)
 
 

@@ -166,6 +166,10 @@ class Reporter:
         self._resizes = resizes
         self._interval_s = interval_s
         self._attempts: dict[str, _Attempt] = {}
+        self._healthy: dict[str, Mark] = {}
+        self._seen: list[_Facts] = []
+        self._calm_until_s = float("-inf")
+        """Until then nothing is due while what is seen stays the same."""
         self._loop = Loop(name="reporter", step=self._step, period_s=_PAUSE_S)
 
     def start(self) -> None:
@@ -181,24 +185,42 @@ class Reporter:
 
     def report_one(self, *, now_s: float) -> str | None:
         """Writes the one claim that has waited longest and has news; its UID."""
+        facts = self._facts()
+        if now_s < self._calm_until_s and facts == self._seen:
+            return None  # as at most looks, and there may be 128 shares
+        self._seen = facts
         by_claim: dict[str, list[_Facts]] = {}
-        health: dict[str, Mark] = {}
-        for seen in self._observations():
-            gpu = seen.share.gpu_uuid
-            if gpu not in health:
-                health[gpu] = self._health(gpu)
-            by_claim.setdefault(seen.claim.uid, []).append(
-                (seen, health[gpu], self._resizes(seen.share.share))
-            )
+        for each in facts:
+            by_claim.setdefault(each[0].claim.uid, []).append(each)
         self._attempts = {uid: attempt for uid, attempt in self._attempts.items() if uid in by_claim}
-        due = [uid for uid, facts in by_claim.items() if self._due(uid, facts, now_s)]
+        due = [uid for uid, each in by_claim.items() if self._due(uid, each, now_s)]
         if not due:
+            waiting = (
+                attempt.at_s + attempt.wait_s
+                for uid, attempt in self._attempts.items()
+                if attempt.judged != by_claim[uid]
+            )
+            self._calm_until_s = min(waiting, default=float("inf"))
             return None
+        self._calm_until_s = float("-inf")
         never = _Attempt(at_s=float("-inf"), wait_s=self._interval_s)
         uid = min(due, key=lambda candidate: self._attempts.get(candidate, never).at_s)
         reports = _compose_all(by_claim[uid])
         self._attempts[uid] = self._write(reports, before=self._attempts.get(uid, never), now_s=now_s)
         return uid
+
+    def _facts(self) -> list[_Facts]:
+        """What is to be said of each share, in the objects of the last look where it is the same."""
+        healthy: dict[str, Mark] = {}
+        found = []
+        for seen in self._observations():
+            gpu = seen.share.gpu_uuid
+            if gpu not in healthy:
+                mark, known = self._health(gpu), self._healthy.get(gpu)
+                healthy[gpu] = known if known is not None and known == mark else mark
+            found.append((seen, healthy[gpu], self._resizes(seen.share.share)))
+        self._healthy = healthy
+        return found
 
     def _write(self, seen: Sequence[Report], *, before: _Attempt, now_s: float) -> _Attempt:
         claim = seen[0].seen.claim

@@ -26,6 +26,7 @@ from aliquot_api.config import Sharing
 QUOTA: Final = "quota"
 LEDGER: Final = "ledger"
 _LEDGER_MODE: Final = 0o666
+_OTHERS_WRITE: Final = 0o022
 _LEDGER_SLACK: Final = 1024**2
 """What a file system may take beside the content: metadata, rounding."""
 _BLOCK: Final = 512
@@ -125,12 +126,13 @@ def any_in_use(directory: Path) -> bool:
 
 
 def _write(path: str, data: bytes, *, size: int, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & ~_OTHERS_WRITE)
     try:
         os.pwrite(fd, data, 0)
         if len(data) < size:
             os.posix_fallocate(fd, 0, size)  # no SIGBUS in a tenant when the disk is full later
-        os.fchmod(fd, mode)
+        if mode & _OTHERS_WRITE:  # which the umask takes away
+            os.fchmod(fd, mode)
     finally:
         os.close(fd)
 

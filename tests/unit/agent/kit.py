@@ -206,7 +206,7 @@ class Node:
             source=self.server,
             gpus=self.gpus,
             checkpoints=checkpoints,
-            base=BaseSpecs(directories=(self.root / "base",), kind=BASE_KIND),
+            base=BaseSpecs(directories=(self.root / "base",), kind=BASE_KIND, moment_s=0.0),
             store=store,
             locks=locks,
             context_estimate_bytes=ESTIMATE,
@@ -242,7 +242,7 @@ class Node:
     @property
     def libraries(self) -> Library:
         """The library as an agent of this node's image puts it there."""
-        return Library(source=self.library, state_dir=self.root / "state")
+        return Library(source=self.library, state_dir=self.root / "state", moment_s=0.0)
 
     def reconcile(self, claims: Claims) -> None:
         """One pass of the reconciler."""

@@ -21,7 +21,7 @@ def specs(*directories: Path, nodes: tuple[str, ...] = NODES) -> BaseSpecs:
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
             link.symlink_to("/dev/null")
-    return BaseSpecs(directories=directories, kind="nvidia.com/gpu", host_root=root)
+    return BaseSpecs(directories=directories, kind="nvidia.com/gpu", host_root=root, moment_s=0.0)
 
 
 def document(*names: str, kind: str = "nvidia.com/gpu", node: str = "/dev/nvidia0") -> dict[str, object]:
@@ -45,6 +45,20 @@ def test_a_gpu_is_found_by_its_uuid(tmp_path: Path, file: str, text: str) -> Non
     assert (
         specs(tmp_path / "absent", tmp_path).find(gpu_uuid=UUID, index=3, minor=3) == f"nvidia.com/gpu={UUID}"
     )
+
+
+def test_a_burst_looks_once(tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(document(UUID)))
+    host = specs(tmp_path)  # makes the nodes
+    burst = BaseSpecs(
+        directories=(tmp_path,), kind="nvidia.com/gpu", host_root=tmp_path / "host", moment_s=3600
+    )
+    for each in (host, burst):
+        assert each.find(gpu_uuid=UUID, index=0, minor=0) == f"nvidia.com/gpu={UUID}"
+    (tmp_path / "host" / "dev" / "nvidia0").unlink()
+    assert burst.find(gpu_uuid=UUID, index=0, minor=0) == f"nvidia.com/gpu={UUID}"
+    with pytest.raises(Refused, match="not on this node"):
+        host.find(gpu_uuid=UUID, index=0, minor=0)
 
 
 def test_a_gpu_is_found_by_its_index_where_names_are_numbers(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from aliquot_agent.claims import ClaimRef
 from aliquot_agent.devices import device_name
 from aliquot_agent.errors import ApiError, Refused
 from aliquot_agent.hardware import Cause, LeftOut
+from aliquot_agent.library import Library
 from aliquot_agent.nodepolicy import GpuPolicy, NodePolicy
 from aliquot_api.config import API_VERSION, KIND
 from aliquot_api.names import DRIVER
@@ -376,6 +377,18 @@ def test_a_library_damaged_on_disk_is_healed_before_use(node: Node) -> None:
     (installed,) = (node.root / "state" / "lib").glob("*/libaliquot.so")
     installed.write_bytes(b"short")
     claims.prepare(node.server.add(make_claim(result(node.gpus.gpus[0]), name="two")))
+    assert installed.read_bytes() == node.library.read_bytes()
+
+
+def test_a_burst_looks_at_the_library_once(node: Node) -> None:
+    burst = Library(source=node.library, state_dir=node.root / "state", moment_s=3600)
+    folder = burst.ensure()
+    installed = folder / "libaliquot.so"
+    assert burst.ensure() == folder
+    installed.write_bytes(b"short")
+    assert burst.ensure() == folder
+    assert installed.read_bytes() == b"short"
+    assert node.libraries.ensure() == folder
     assert installed.read_bytes() == node.library.read_bytes()
 
 

@@ -13,6 +13,13 @@ from aliquot_agent.gets import Gets
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
 LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}"
+OLD = b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+NOTED = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK
+EXTENDED = (
+    b"HTTP/1.1 404 Not Found\r\ntransfer-encoding:chunked\r\n\r\n"
+    b"2;name=value\r\n{}\r\n0\r\nTrailer: x\r\n\r\n"
+)
+TOO_MUCH = OK + b"HTTP/1.1"
 SILENCE = b""
 
 
@@ -67,15 +74,42 @@ def test_a_kept_connection_that_the_server_closed_is_made_anew(server: Server) -
     assert server.accepted == 2
 
 
-@pytest.mark.parametrize("server", [[(LAST,), (OK,)]], indirect=True)
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param([(LAST,), (OK,)], id="that says so"),
+        pytest.param([(OLD,), (OK,)], id="of an old server"),
+        pytest.param([(TOO_MUCH,), (OK,)], id="with more than was asked for"),
+    ],
+    indirect=True,
+)
 def test_a_connection_that_ends_with_its_answer_is_not_kept(server: Server) -> None:
     assert server.gets.get("/a") == server.gets.get("/b") == (200, b"{}")
+
+
+@pytest.mark.parametrize("server", [[(NOTED, EXTENDED, OK)]], indirect=True)
+def test_what_http_allows_beside_the_answer_is_passed_over(server: Server) -> None:
+    answers = [server.gets.get("/a") for _ in range(3)]
+    assert answers == [(200, b"{}"), (404, b"{}"), (200, b"{}")]
+    assert server.accepted == 1
+
+
+@pytest.mark.parametrize("server", [[(SILENCE,)]], indirect=True)
+def test_no_second_header_fits_into_a_token(server: Server) -> None:
+    with pytest.raises(ValueError, match="end of a line"):
+        server.gets.get("/a\r\nX: y")
 
 
 @pytest.mark.parametrize(
     "server",
     [
         pytest.param([(SILENCE,)], id="nothing"),
+        pytest.param([(b"HTTP/1.1 2000 OK\r\n\r\n",)], id="no status"),
+        pytest.param([(OK.replace(b"2\r", b"-2\r"),)], id="no length"),
+        pytest.param([(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70000,)], id="an endless head"),
+        pytest.param([(CHUNKED.replace(b"\r\n1\r\n{", b"\r\nx\r\n{"),)], id="no chunk"),
+        pytest.param([(CHUNKED.replace(b"{\r\n", b"{}\r\n"),)], id="a chunk that is longer"),
+        pytest.param([(CHUNKED.replace(b"chunked", b"gzip"),)], id="a coding that nobody asked for"),
         pytest.param([(b"SSH-2.0-x\r\n",)], id="not HTTP"),
         pytest.param([(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",)], id="half of it"),
     ],

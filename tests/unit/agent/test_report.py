@@ -143,6 +143,15 @@ def test_a_claim_is_written_at_once_and_then_once_per_interval() -> None:
     assert scene.at(15, observation("u", used=LIMIT)) == "u"
 
 
+def test_news_that_had_to_wait_is_written_when_nothing_changes_any_more() -> None:
+    scene = Scene()
+    first, other = observation("u"), observation("v")
+    more = observation("u", used=65 * MIB)
+    assert [scene.at(now_s, first, other) for now_s in (0, 1)] == ["u", "v"]
+    seen = [scene.at(now_s, more, other) for now_s in (2, 3, 14, 15, 16)]
+    assert seen == [None, None, None, "u", None]
+
+
 def test_the_claim_that_waited_longest_comes_first() -> None:
     scene = Scene()
     order = [
