@@ -71,7 +71,7 @@ def capacity_problem(api: Api, namespace: str) -> str | None:
             body={
                 "apiVersion": f"{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}",
                 "kind": "ResourceClaimTemplate",
-                "metadata": {"generateName": "aliquot-probe-"},
+                "metadata": {"generateName": "probe-"},
                 "spec": {"spec": template.spec},
             },
         )
