@@ -115,9 +115,13 @@ class Probe:
         """Probe in a thread of its own."""
         self._loop.start()
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._loop.stop()
+    def ask_to_stop(self) -> None:
+        """End the thread soon."""
+        self._loop.ask_to_stop()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._loop.join(timeout_s)
 
     def _step(self) -> float:
         state = probe(self._api, namespace=self._namespace)
