@@ -114,7 +114,7 @@ def test_a_quota_that_hami_users_have_is_honoured(cluster: Cluster, namespace: s
     )
     large = pod("a", namespace, container(gpumem=5001))
     cluster.wait_for(
-        lambda: _is_refused(cluster, large, "ResourceQuota gpu, limits.nvidia.com/gpumem") or None,
+        lambda: is_refused(cluster, large, "ResourceQuota gpu, limits.nvidia.com/gpumem") or None,
         what="the quota to count",
     )
     for name in "abc":
@@ -124,7 +124,7 @@ def test_a_quota_that_hami_users_have_is_honoured(cluster: Cluster, namespace: s
     )
 
 
-def _is_refused(cluster: Cluster, manifest: dict[str, Any], says: str) -> bool:
+def is_refused(cluster: Cluster, manifest: dict[str, Any], says: str) -> bool:
     try:
         cluster.api.create(manifest, dry_run=True)
     except ApiError as error:
@@ -188,7 +188,7 @@ def test_claims_from_before_the_budget_and_restarts_of_everybody_change_nothing(
 
     cluster.delete("aliquotbudgets", "main", namespace)
     late = pod("late", namespace, container(gpumem=3000))
-    cluster.wait_for(lambda: not _is_refused(cluster, late, "exceed") or None, what="the budget to be gone")
+    cluster.wait_for(lambda: not is_refused(cluster, late, "exceed") or None, what="the budget to be gone")
 
 
 def test_a_pod_that_never_appears_gives_its_reservation_back(cluster: Cluster, budgeted: str) -> None:
@@ -202,7 +202,7 @@ def test_a_pod_that_never_appears_gives_its_reservation_back(cluster: Cluster, b
         }
     )
     given = pod("a", budgeted, container(gpumem=10000))
-    cluster.wait_for(lambda: _is_refused(cluster, given, "no-pods") or None, what="the quota to count")
+    cluster.wait_for(lambda: is_refused(cluster, given, "no-pods") or None, what="the quota to count")
     assert "exceeded quota: no-pods" in refusal(cluster, given)
     cluster.delete("resourcequotas", "no-pods", budgeted)
     cluster.wait_for(

@@ -143,9 +143,9 @@ def test_a_privileged_pod_with_a_hand_written_share_is_refused(
     nic = {"name": "nic", "resourceClaimName": "nic"}
     assert cluster.api.create(pod_with("p", plain_namespace, nic, **PRIVILEGED))
 
-    cluster.api.create(template("aliquot-forged", plain_namespace, {"exactly": ask(memory="1Gi")}))
-    entry = {"name": "aliquot", "resourceClaimTemplateName": "aliquot-forged"}
-    forged = pod_with("forged", plain_namespace, entry, **PRIVILEGED)
+    forged = pod_with(
+        "forged", plain_namespace, {"name": "gpu", "resourceClaimTemplateName": "mine"}, **PRIVILEGED
+    )
     forged["metadata"]["annotations"] = {"aliquot.dev/original-request": "{}"}
     assert "privileged" in refusal(cluster, forged)
 

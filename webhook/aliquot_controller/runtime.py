@@ -20,7 +20,7 @@ from aliquot_webhook.budgets import Budgets
 from aliquot_webhook.charges import ChargeUnavailable
 from aliquot_webhook.inventory import LiveInventory
 from aliquot_webhook.kube import ApiError, Kube
-from aliquot_webhook.loops import Loop
+from aliquot_webhook.loops import Loop, stop_all
 from aliquot_webhook.reflector import Reflector
 from aliquot_webhook.runtime import budget_reflectors, charges, slices_reflector
 from aliquot_webhook.templates import ROOT
@@ -105,11 +105,8 @@ class Runtime:
 
     def stop(self) -> None:
         """Stop every loop, and let another one lead."""
-        for loop in (*self._loops, self._election):
-            loop.stop()
+        stop_all(*self._loops, self._election, *self._reflectors)
         self._leader.release()
-        for reflector in self._reflectors:
-            reflector.stop()
         self._page.stop()
 
     def _make_loops(self, settings: ControllerSettings) -> list[Loop]:

@@ -73,7 +73,10 @@ def arrange(askers: Sequence[Meant], wishes: Wishes, found: Candidates, policy: 
     wish = ShareConfig(sharing=mode.sharing, time_slice=mode.time_slice, compute_policy=wishes.compute_policy)
     return Arrangement(
         claims=tuple(
-            PodClaim(name=name, template=claim_template(members, own_limits, wish))
+            PodClaim(
+                name=name,
+                template=claim_template(members, own_limits, wish, is_judged=not policy.is_budgeted),
+            )
             for name, members, own_limits in claims
         ),
         entries={

@@ -26,6 +26,10 @@ class BudgetOffice:
     claim_makers: Collection[str]
     """Users as which kube-controller-manager makes the claims of pods."""
 
+    def counts(self, namespace: str) -> bool:
+        """Whether there is a budget."""
+        return bool(self.budgets.caps(namespace))
+
     def reserve(self, request: Request, specs: Sequence[object], *, is_again: bool) -> None:
         """For a pod that will have claims of `specs`, one reservation for each."""
         caps = self.budgets.caps(request.namespace)

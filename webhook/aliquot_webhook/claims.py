@@ -23,6 +23,8 @@ from aliquot_webhook.values import value
 _NO_WISH: Final = ShareConfig()
 NAME_PREFIX: Final = "aliquot-"
 _HASH_DIGITS: Final = 16
+_JUDGED: Final = "judged"
+"""Hashed with the specs of such templates, which must not have the names of the others."""
 _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 """Every key is written below, in one order, so nothing has to be sorted; nor does anything hold itself."""
 
@@ -111,6 +113,8 @@ class ClaimTemplate:
 
     name: str
     spec: ClaimSpec
+    is_judged: bool = False
+    """Its claims are not judged again when they are made: their pods have been."""
 
 
 @value
@@ -137,6 +141,8 @@ def claim_template(
     requests: Sequence[PlannedRequest],
     constraints: Sequence[Constraint] = (),
     wish: ShareConfig = _NO_WISH,
+    *,
+    is_judged: bool = False,
 ) -> ClaimTemplate:
     """The template of a claim for these requests, in this order; `wish` is the pod's for all of them."""
     devices: DeviceClaim = {"requests": [_device_request(planned) for planned in requests]}
@@ -146,8 +152,10 @@ def claim_template(
     if config:
         devices["config"] = config
     spec: ClaimSpec = {"devices": devices}
-    digest = hashlib.sha256(_canonical(devices).encode()).hexdigest()[:_HASH_DIGITS]
-    return ClaimTemplate(name=f"{NAME_PREFIX}{_summary(requests)}-{digest}", spec=spec)
+    content = _canonical(devices) + _JUDGED * is_judged
+    digest = hashlib.sha256(content.encode()).hexdigest()[:_HASH_DIGITS]
+    name = f"{NAME_PREFIX}{_summary(requests)}-{digest}"
+    return ClaimTemplate(name=name, spec=spec, is_judged=is_judged)
 
 
 def _canonical(devices: DeviceClaim) -> str:

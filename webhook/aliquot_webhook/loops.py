@@ -3,11 +3,32 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 from aliquot_webhook.kube import ApiError
 
 logger = logging.getLogger(__name__)
+
+
+class Part(Protocol):
+    """Something with threads of its own."""
+
+    def ask_to_stop(self) -> None:
+        """Make it end; returns at once."""
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end, at most so long."""
+
+
+def stop_all(*parts: Part, timeout_s: float = 5.0) -> None:
+    """End all of them. They have `timeout_s` together: whom an absent server keeps, dies with the process."""
+    for part in parts:
+        part.ask_to_stop()
+    deadline_s = time.monotonic() + timeout_s
+    for part in parts:
+        part.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class Loop:
@@ -35,9 +56,12 @@ class Loop:
         """Begin; the first step runs at once."""
         self._thread.start()
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """End after the current step, or after `timeout_s` without waiting for it any longer."""
+    def ask_to_stop(self) -> None:
+        """End after the current step."""
         self._stopping.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end, at most so long."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 

@@ -46,6 +46,8 @@ class Policy:
     """Admit pods while no node publishes a GPU (they wait: pools that grow on demand need that)."""
     count_is_distinct: bool = True
     """The server gives `count: N` N different GPUs: from Kubernetes 1.36; 1.35 gives one GPU N times."""
+    is_budgeted: bool = False
+    """The namespace has a budget, so claims are counted as they are made, also those of admitted pods."""
     max_devices: int = 32
     """AllocationResultsMaxSize of resource.k8s.io/v1, for one claim."""
     max_requests: int = 8
@@ -53,8 +55,8 @@ class Policy:
     max_search: int = 100_000
     """Ways in which the scheduler may try to place a pod on one node before it gives up; see `search`."""
 
-    def on(self, *, count_is_distinct: bool) -> "Policy":
-        """The same on a server that counts so; the very same if that is the one it is for."""
-        if count_is_distinct == self.count_is_distinct:
+    def on(self, *, count_is_distinct: bool, is_budgeted: bool = False) -> "Policy":
+        """The same on such a server in such a namespace; the very same if that is what it is for."""
+        if (count_is_distinct, is_budgeted) == (self.count_is_distinct, self.is_budgeted):
             return self
-        return replace(self, count_is_distinct=count_is_distinct)
+        return replace(self, count_is_distinct=count_is_distinct, is_budgeted=is_budgeted)

@@ -71,7 +71,7 @@ def capacity_problem(api: Api, namespace: str) -> str | None:
             body={
                 "apiVersion": f"{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}",
                 "kind": "ResourceClaimTemplate",
-                "metadata": {"generateName": "aliquot-probe-"},
+                "metadata": {"generateName": "probe-"},
                 "spec": {"spec": template.spec},
             },
         )
@@ -115,9 +115,13 @@ class Probe:
         """Probe in a thread of its own."""
         self._loop.start()
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._loop.stop()
+    def ask_to_stop(self) -> None:
+        """End the thread soon."""
+        self._loop.ask_to_stop()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._loop.join(timeout_s)
 
     def _step(self) -> float:
         state = probe(self._api, namespace=self._namespace)

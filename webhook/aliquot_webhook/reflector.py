@@ -80,12 +80,16 @@ class Reflector:
         """List and watch in a thread of its own."""
         self._loop.start()
 
-    def stop(self) -> None:
-        """End the thread."""
+    def ask_to_stop(self) -> None:
+        """End the thread soon."""
         self._stopping.set()
         if self._open is not None:
             self._open.close()
-        self._loop.stop()
+        self._loop.ask_to_stop()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._loop.join(timeout_s)
 
     def _step(self) -> float:
         try:
@@ -110,6 +114,8 @@ class Reflector:
         """Until the watch ends by itself; the version to go on from."""
         with self._api.watch(self._path, self._query, version=version) as watch:
             self._open = watch
+            if self._stopping.is_set():  # nobody closes it any more
+                return version
             try:
                 for event in watch:
                     kind, changed = text(event.get("type")), obj(event.get("object"))

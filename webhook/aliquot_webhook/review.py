@@ -59,7 +59,10 @@ class Reviewer:
         if request.resource != "pods" or request.operation not in ("CREATE", "UPDATE"):
             return allow(request)
         server = self._server()
-        policy = self._policy.on(count_is_distinct=server.count_is_distinct)
+        policy = self._policy.on(
+            count_is_distinct=server.count_is_distinct,
+            is_budgeted=self._budget.counts(request.namespace),
+        )
         if request.operation == "CREATE":
             decision = rewrite(request.new, policy, self._inventory())
         else:

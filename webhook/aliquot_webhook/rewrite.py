@@ -68,13 +68,14 @@ def rewrite(pod: object, policy: Policy, inventory: Inventory) -> Patch | Refusa
 def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | None:
     spec = obj(pod.get("spec"))
     if pods.is_left_alone(pod):
+        _refuse_borrowed_templates(spec, frozenset())
         return None
     record = pods.record_of(pod) if pods.has_claim(spec) else {}
     containers = list(pods.containers_of(spec, record, policy))
     pods.refuse_pod_level(spec, policy)
     checks.check_number(containers)
     if not containers:
-        _refuse_borrowed_templates(pod, spec, frozenset())
+        _refuse_borrowed_templates(spec, frozenset())
         return None
 
     warnings = [word for each in containers for word in checks.container_warnings(each, policy, pod)]
@@ -86,7 +87,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
         for section, name in container.found.places
     ]
     if not askers:
-        _refuse_borrowed_templates(pod, spec, frozenset())
+        _refuse_borrowed_templates(spec, frozenset())
         return Patch(operations=tuple(operations), warnings=tuple(warnings))
 
     checks.check_names(spec, containers)
@@ -102,7 +103,7 @@ def _rewrite(pod: JsonObject, policy: Policy, inventory: Inventory) -> Patch | N
     operations += _annotation_operations(pod, holding)
     operations += _pod_claim_operations(spec, record, arrangement)
     ours = pods.own_names(record)
-    _refuse_borrowed_templates(pod, spec, ours)
+    _refuse_borrowed_templates(spec, ours if record else frozenset())
     for container in holding:
         operations += _container_claim_operations(container, arrangement, ours)
     operations += environment.operations(spec)
@@ -247,17 +248,14 @@ def _container_claim_operations(
         yield patch.add([entry], *base)
 
 
-def _refuse_borrowed_templates(pod: JsonObject, spec: JsonObject, ours: frozenset[str]) -> None:
-    """A pod that says it was converted is not looked at as one with hand-written claims, so it must not have
-    any that pass for ours."""
-    if names.REQUEST_ANNOTATION not in obj(dig(pod, "metadata", "annotations")):
-        return
+def _refuse_borrowed_templates(spec: JsonObject, ours: frozenset[str]) -> None:
+    """Claims of our templates are not judged again, so a pod has none but those that it is given here."""
     for index, each in enumerate(items(spec.get("resourceClaims"))):
         template = text(obj(each).get("resourceClaimTemplateName"))
         if template.startswith(NAME_PREFIX) and obj(each).get("name") not in ours:
             raise InvalidInput(
                 field=f"spec.resourceClaims[{index}].resourceClaimTemplateName",
                 value=template[:64],
-                fix=f"names that begin with {NAME_PREFIX} are Aliquot's; give your template another one, or"
-                f" remove annotation {names.REQUEST_ANNOTATION}",
+                fix=f"templates whose names begin with {NAME_PREFIX} are Aliquot's own; ask for the resources"
+                " in the container, or name a template of yours",
             )

@@ -15,7 +15,7 @@ from aliquot_webhook.budgets import Budgets
 from aliquot_webhook.charges import LEDGERS, Charges
 from aliquot_webhook.inventory import LiveInventory
 from aliquot_webhook.kube import Kube
-from aliquot_webhook.loops import Loop
+from aliquot_webhook.loops import Loop, stop_all
 from aliquot_webhook.metrics import Metrics
 from aliquot_webhook.probe import Probe, ServerState
 from aliquot_webhook.reflector import Reflector
@@ -154,8 +154,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Stop every thread."""
-        for part in (*self._reflectors, self._probe, self._certificates):
-            part.stop()
+        stop_all(*self._reflectors, self._probe, self._certificates)
 
     def _server(self) -> ServerState:
         """The server's state; a list that is refused, or has not come yet, counts too."""

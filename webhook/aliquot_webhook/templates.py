@@ -51,6 +51,7 @@ class TemplateUnavailable(Exception):
 @dataclass(slots=True)
 class _Known:
     spec: object
+    """Metadata and spec of its claims."""
     version: str
     keep_until: datetime
     covers: ClaimTemplate | None = None
@@ -133,7 +134,7 @@ class Templates:
         if known is None or known.keep_until - self._now() <= self._grace / 2:
             return False
         if known.covers is not template:
-            if not covers(known.spec, template.spec):
+            if not _holds(known.spec, template):
                 raise _imposter(*key)
             known.covers = template  # equal requests come with the same object: compared once
         return True
@@ -153,7 +154,7 @@ class Templates:
                 continue
             self._on_write("create" if known is None else "refresh")
             self.upsert(live)
-            if not covers(dig(live, "spec", "spec"), template.spec):
+            if not _holds(live.get("spec"), template):
                 raise _imposter(*key)
             return
         raise TemplateUnavailable(f"ResourceClaimTemplate {namespace}/{name} appears and vanishes; try again")
@@ -170,6 +171,9 @@ class Templates:
                 " or wait until unused ones are deleted"
             )
         labels = {names.MANAGED_LABEL: "true"}
+        of_claims: dict[str, object] = {"labels": labels}
+        if template.is_judged:
+            of_claims["annotations"] = {names.JUDGED_ANNOTATION: "true"}
         return self._api.call(
             "POST",
             collection(namespace),
@@ -177,7 +181,7 @@ class Templates:
                 "apiVersion": f"{names.RESOURCE_GROUP}/{names.RESOURCE_VERSION}",
                 "kind": "ResourceClaimTemplate",
                 "metadata": {"name": template.name, "labels": labels, "annotations": self._stamp()},
-                "spec": {"metadata": {"labels": labels}, "spec": template.spec},
+                "spec": {"metadata": of_claims, "spec": template.spec},
             },
         )
 
@@ -234,10 +238,16 @@ def _key(template: JsonObject) -> tuple[str, str]:
 
 def _digest(template: JsonObject) -> _Known:
     return _Known(
-        spec=dig(template, "spec", "spec"),
+        spec=template.get("spec"),
         version=text(dig(template, "metadata", "resourceVersion")),
         keep_until=keep_until(template) or _EPOCH,
     )
+
+
+def _holds(spec: object, template: ClaimTemplate) -> bool:
+    """Whether a template with `spec` makes the claims that `template` stands for."""
+    is_judged = names.JUDGED_ANNOTATION in obj(dig(spec, "metadata", "annotations"))
+    return is_judged == template.is_judged and covers(dig(spec, "spec"), template.spec)
 
 
 def _imposter(namespace: str, name: str) -> TemplateUnavailable:

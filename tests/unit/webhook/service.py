@@ -11,7 +11,7 @@ from wsgiref.types import WSGIApplication
 from aliquot_webhook import certs
 from aliquot_webhook.app import create_app
 from aliquot_webhook.certs import Bundle
-from aliquot_webhook.loops import Loop
+from aliquot_webhook.loops import Loop, stop_all
 from aliquot_webhook.metrics import Metrics
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.probe import ServerState
@@ -66,7 +66,7 @@ class Service:
 
     def stop(self) -> None:
         """Say so in a file."""
-        self._loop.stop()
+        stop_all(self._loop)
         (self._folder / "stopped").touch()
 
     def _step(self) -> float:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart says what the code says."""
 
+import json
 from functools import cache
 from typing import Any
 
@@ -13,10 +14,13 @@ from aliquot_controller.settings import ControllerSettings
 from aliquot_webhook import ledger
 from aliquot_webhook.amounts import Thing
 from aliquot_webhook.app import create_app
+from aliquot_webhook.claims import NAME_PREFIX
 from aliquot_webhook.pods import HAMI_OPT_OUT
 from aliquot_webhook.policy import Policy
 from aliquot_webhook.settings import NAME, SECRET, CommonSettings, Settings
 from tests.testkit.chart import render
+
+ACCOUNT = f"system:serviceaccount:{Settings().namespace}:{NAME}"
 
 
 @cache
@@ -121,8 +125,54 @@ def test_pods_with_claims_are_looked_at_in_each_namespace_by_one_of_three(valida
 def test_our_own_templates_do_not_come_back_to_us(validating: Any) -> None:
     """A thread that waits for its own write must not need another one."""
     templates = next(each for each in validating if each["name"].startswith("templates."))
-    account = f"system:serviceaccount:{Settings().namespace}:{NAME}"
-    assert templates["matchConditions"][0]["expression"] == f'request.userInfo.username != "{account}"'
+    assert templates["matchConditions"][0]["expression"] == f'request.userInfo.username != "{ACCOUNT}"'
+
+
+def test_only_claims_of_the_controller_manager_from_our_templates_are_not_judged(validating: Any) -> None:
+    claims = next(each for each in validating if each["name"].startswith("claims."))
+    expression = claims["matchConditions"][0]["expression"]
+    makers = json.dumps(list(Settings().claim_makers))
+    assert expression.startswith(f"!(request.userInfo.username in {makers}")
+    assert f'"{names.JUDGED_ANNOTATION}" in object.metadata.annotations' in expression
+    assert expression.count(f'== "{names.POD_CLAIM_NAME}"') == 1
+    assert expression.count(f'.startsWith("{names.POD_CLAIM_NAME}-")') == 1
+    policy = named("ValidatingAdmissionPolicy", "aliquot-own-templates")["spec"]
+    assert policy["matchConditions"][0]["expression"] == f'request.userInfo.username != "{ACCOUNT}"'
+    checks = " ".join(each["expression"] for each in policy["validations"])
+    assert f'"{names.JUDGED_ANNOTATION}" in object.spec.metadata.annotations' in checks
+    assert f'object.metadata.name.startsWith("{NAME_PREFIX}")' in checks
+
+
+def test_the_controller_manager_of_another_distribution_can_be_named() -> None:
+    given = render({"webhook": {"settings": {"claimMakers": ["odd", "other"]}}})
+    assert '!(request.userInfo.username in ["odd", "other"]' in _conditions_of_claims(given)
+
+
+def test_where_pods_may_pass_us_by_every_claim_is_judged() -> None:
+    """Then one of our templates may be named by a pod that nobody has judged."""
+    given = render({"webhook": {"failurePolicy": "Ignore"}})
+    assert names.JUDGED_ANNOTATION not in _conditions_of_claims(given)
+
+
+def _conditions_of_claims(given: list[Any]) -> str:
+    (found,) = [each for each in given if each["kind"] == "ValidatingWebhookConfiguration"]
+    claims = next(each for each in found["webhooks"] if each["name"].startswith("claims."))
+    return " ".join(each["expression"] for each in claims["matchConditions"])
+
+
+def test_pods_that_name_our_templates_are_judged_or_refused(webhook: Any) -> None:
+    ours = f'c.resourceClaimTemplateName.startsWith("{NAME_PREFIX}")'
+    assert ours in webhook["matchConditions"][0]["expression"]
+    policy = named("ValidatingAdmissionPolicy", "aliquot-own-claims")["spec"]
+    names_in_pods, elsewhere = [each["expression"] for each in policy["validations"]]
+    assert f'c.name == "{names.POD_CLAIM_NAME}"' in names_in_pods
+    assert f'c.name.startsWith("{names.POD_CLAIM_NAME}-")' in names_in_pods
+    assert ours in elsewhere
+    # Exactly the selectors of pods.aliquot.dev.
+    assert f'namespaceLabels[?"{names.INJECT_LABEL}"].orValue("") == "{names.INJECT_ENABLED}"' in elsewhere
+    for where in ("namespaceLabels", "labels"):
+        assert f'{where}[?"{HAMI_OPT_OUT[0]}"].orValue("") != "{HAMI_OPT_OUT[1]}"' in elsewhere
+    assert f'labels[?"{names.INJECT_LABEL}"].orValue("") != "{names.INJECT_DISABLED}"' in elsewhere
 
 
 def test_the_implicit_resources_of_our_classes_are_closed() -> None:

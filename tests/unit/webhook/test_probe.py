@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from aliquot_webhook.kube import ApiError
+from aliquot_webhook.loops import stop_all
 from aliquot_webhook.metrics import Metrics
 from aliquot_webhook.probe import Probe, ServerState, probe
 from aliquot_webhook.templates import ROOT
@@ -84,5 +85,5 @@ def test_what_was_found_is_a_metric(gate: bool, shown: str) -> None:
     try:
         assert looked.wait(timeout=10)
     finally:
-        prober.stop()
+        stop_all(prober)
     assert f"aliquot_webhook_server_fits {shown}" in metrics.exposition().decode()

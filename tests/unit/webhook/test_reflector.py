@@ -11,6 +11,7 @@ import pytest
 
 from aliquot_api.wire import JsonObject
 from aliquot_webhook.kube import ApiError, Keep, Watch, whole
+from aliquot_webhook.loops import stop_all
 from aliquot_webhook.reflector import Reflector
 
 TIMEOUT_S = 20
@@ -92,7 +93,7 @@ def sink() -> Recorder:
 def reflector(server: ScriptedServer, sink: Recorder) -> Iterator[Reflector]:
     reflector = Reflector(name="things", api=server, path="/things", query={}, sink=sink)
     yield reflector
-    reflector.stop()
+    stop_all(reflector)
     assert "watch-things" not in {thread.name for thread in threading.enumerate()}
 
 

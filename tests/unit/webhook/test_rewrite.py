@@ -297,13 +297,54 @@ def test_a_recorded_value_is_checked_like_a_stated_one() -> None:
     )
 
 
-@pytest.mark.parametrize("record", ["{}", '{"main":{"nvidia.com/vgpu":"1"}}'])
+OURS = "templates whose names begin with aliquot- are Aliquot's own"
+
+
+@pytest.mark.parametrize("record", [None, "{}", '{"main":{"nvidia.com/vgpu":"1"}}'])
 @pytest.mark.parametrize("name", ["mine", "aliquot-other"])
-def test_a_hand_written_template_cannot_pass_for_ours(record: str, name: str) -> None:
-    given = pod(container(), resourceClaims=[{"name": name, "resourceClaimTemplateName": "aliquot-mine"}])
-    given["metadata"] = {"annotations": {names.REQUEST_ANNOTATION: record}}
-    assert "names that begin with aliquot- are Aliquot's" in refused(given)
+def test_a_pod_cannot_take_one_of_our_templates(record: str | None, name: str) -> None:
+    borrowed = {"name": name, "resourceClaimTemplateName": "aliquot-mine"}
+    given = pod(container(), resourceClaims=[borrowed])
+    if record is not None:
+        given["metadata"] = {"annotations": {names.REQUEST_ANNOTATION: record}}
+    assert OURS in refused(given)
+    assert OURS in refused(pod(container(gpumem="8000"), resourceClaims=[borrowed]))
 
     result, _ = converted(pod(container(gpumem="8000")))
     result["spec"]["resourceClaims"].append({"name": name, "resourceClaimTemplateName": "aliquot-mine"})
-    assert "names that begin with aliquot- are Aliquot's" in refused(result)
+    assert OURS in refused(result)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"labels": {"aliquot.dev/inject": "disabled"}},
+        {"labels": {"hami.io/webhook": "ignore"}},
+        {"annotations": {"kubernetes.io/config.mirror": "x"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("policy", [POLICY, Policy(count_is_distinct=False)], ids=["1.36", "1.35"])
+def test_nor_under_the_name_of_our_claim(metadata: dict[str, Any], policy: Policy) -> None:
+    entry = {"name": "aliquot", "resourceClaimTemplateName": "aliquot-1x8000mi-0123456789abcdef"}
+    plain = pod(container(), resourceClaims=[entry])
+    asks = pod(container(vgpu="2", gpumem="8000"), resourceClaims=[entry])
+    for given in (plain, asks):
+        given["metadata"] = metadata
+        assert "aliquot" in refused(given, policy=policy)
+
+
+def test_where_there_is_a_budget_the_template_is_another_one() -> None:
+    """Its claims are counted as they are made; a copy from elsewhere gets it, too."""
+    given = pod(container(gpumem="8000"))
+    budgeted = Policy(is_budgeted=True)
+    elsewhere, counted = template_of(given), template_of(given, policy=budgeted)
+    assert (elsewhere.is_judged, counted.is_judged) == (True, False)
+    assert elsewhere.name != counted.name
+    assert elsewhere.spec == counted.spec
+    copy, _ = converted(given)
+    assert template_of(copy, policy=budgeted) == counted
+    moved, _ = converted(copy, policy=budgeted)
+    (entry,) = moved["spec"]["resourceClaims"]
+    assert entry == {"name": "aliquot", "resourceClaimTemplateName": counted.name}

@@ -27,7 +27,7 @@ POLICIES = st.sampled_from(
         Policy(),
         Policy(count_is_distinct=False, default_memory_mib=100),
         Policy(allow_privileged_whole_gpu=True, default_cores_percent=5, default_count=2, memory_factor=3),
-        Policy(allow_without_gpus=False),
+        Policy(allow_without_gpus=False, is_budgeted=True),
     ]
 )
 HANDLED = sorted(Policy().resources.all())
@@ -293,7 +293,7 @@ def test_a_patch_applies_once_takes_every_key_and_touches_nothing_else(
     assert _leftovers(result) == []
     assert repr(_stripped(result)) == repr(_stripped(pod))
     for template in decision.templates:  # the name is a hash of exactly what the template says
-        written = json.dumps(template.spec, separators=(",", ":"))
+        written = json.dumps(template.spec, separators=(",", ":")) + "judged" * template.is_judged
         assert template.name.endswith(f"-{hashlib.sha256(written.encode()).hexdigest()[:16]}")
     again = rewrite(result, policy, known)
     if not decision.templates:

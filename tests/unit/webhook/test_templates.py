@@ -18,7 +18,7 @@ GRACE_S = 3600.0
 MOST = 5
 
 
-def a_template(memory_mib: int = 8192) -> ClaimTemplate:
+def a_template(memory_mib: int = 8192, *, is_judged: bool = False) -> ClaimTemplate:
     """As `rewrite` makes them."""
     request: DeviceRequest = {
         "name": "main",
@@ -31,7 +31,9 @@ def a_template(memory_mib: int = 8192) -> ClaimTemplate:
         },
     }
     return ClaimTemplate(
-        name=f"aliquot-1x{memory_mib}mi-0123456789abcdef", spec={"devices": {"requests": [request]}}
+        name=f"aliquot-1x{memory_mib}mi-0123456789abcdef",
+        spec={"devices": {"requests": [request]}},
+        is_judged=is_judged,
     )
 
 
@@ -181,6 +183,19 @@ def test_a_namesake_with_other_content_is_refused_and_known_so() -> None:
     for _ in range(2):
         with pytest.raises(TemplateUnavailable, match="does not say what its name stands for"):
             bed.ensure()
+
+
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_whether_claims_are_judged_when_they_are_made_is_part_of_the_content(is_judged: bool) -> None:
+    """A namesake that somebody wrote before Aliquot was here must not free a budget's claims."""
+    bed = Bed()
+    bed.ensure(a_template(is_judged=is_judged))
+    of_claims = bed.api.objects[path(a_template())]["spec"]["metadata"]
+    assert (names.JUDGED_ANNOTATION in of_claims.get("annotations", {})) == is_judged
+    bed.ensure(a_template(is_judged=is_judged))
+    for replica in (bed.templates, bed.replica()):
+        with pytest.raises(TemplateUnavailable, match="does not say what its name stands for"):
+            replica.ensure("team-a", a_template(is_judged=not is_judged), dry_run=False)
 
 
 def test_a_server_that_drops_capacity_is_noticed() -> None:

@@ -68,6 +68,16 @@ clientConfig: # caBundle: the controller writes it, or cert-manager
 {{- toJson .Values.requests.deviceClasses | replace "," ", " -}}
 {{- end -}}
 
+{{- /* Who makes the claims of pods, as a list in CEL. */ -}}
+{{- define "aliquot.claimMakers" -}}
+{{- toJson .Values.webhook.settings.claimMakers | replace "," ", " -}}
+{{- end -}}
+
+{{- /* Who writes claim templates, as a string in CEL. */ -}}
+{{- define "aliquot.webhookUser" -}}
+"system:serviceaccount:{{ .Release.Namespace }}:aliquot-webhook"
+{{- end -}}
+
 {{- define "aliquot.certManagerAnnotation" -}}
 {{- if .Values.certManager.enabled }}
   annotations:
