@@ -172,7 +172,7 @@ def test_growth_that_cannot_be_is_refused_in_words(
     tenant.create(elastic("a", 100, gpumem=4000))
     tenant.create(elastic("b", 100, gpumem=15000))
     for pod in ("a", "b"):
-        tenant.wait_said(pod, "full")
+        tenant.wait_said(pod, "full", timeout_s=120)  # longer than kubelet rests after a failure
     annotate(tenant, "a", "12000Mi")
     wait_resized(tenant, "a", "NoRoom")
     bed.wait_for(
