@@ -166,6 +166,8 @@ class Pods:
         self._pods: Mapping[str, Pod] = {}
         self._uids: dict[str, dict[str, str]] = {}
         """Of each pod's claims, by name; grows while readers have it."""
+        self._names: dict[str, str] = {}
+        """Of pods that claims are reserved for, by UID; what the watch has not shown yet is known by it."""
         self._asked: set[tuple[str, str]] = set()
         """Pods and names of claims that were asked for, whatever the answer: one that is gone stays gone."""
         self._events = api.pod_watch(node)
@@ -206,6 +208,15 @@ class Pods:
         found = [pod for pod in self._pods.values() if pod.holds(claim)]
         return tuple(sorted(found, key=lambda pod: pod.name))
 
+    def awaited(self, claim: PreparedClaim) -> tuple[str, ...]:
+        """Names of the pods that a claim is reserved for and that the watch has not shown yet."""
+        names = {
+            name
+            for uid, name in list(self._names.items())
+            if uid not in self._pods and self._uids.get(uid, {}).get(claim.name) == claim.uid
+        }
+        return tuple(sorted(names))
+
     def annotated(self) -> tuple[Pod, ...]:
         """The pods that wish a limit."""
         return tuple(pod for pod in self._pods.values() if pod.memory_limit is not None)
@@ -221,6 +232,7 @@ class Pods:
         for holder in (claim.get("status") or {}).get("reservedFor") or []:
             if holder.get("resource") == "pods":
                 self._uids_of(str(holder["uid"]))[name] = str(metadata["uid"])
+                self._names[str(holder["uid"])] = str(holder["name"])
         return claim
 
     def ask(self) -> None:
@@ -246,7 +258,7 @@ class Pods:
         found = (digest(pod, self._guarded, self._uids_of(str(pod["metadata"]["uid"]))) for pod in pods)
         self._pods = {pod.uid: pod for pod in found if pod is not None}
         for uid in self._uids.keys() - self._pods.keys():
-            self._uids.pop(uid)
+            self._forget(uid)
         self._changed()
         self._asker.poke()
 
@@ -256,13 +268,17 @@ class Pods:
         if kind != "DELETED":
             known = digest(pod, self._guarded, self._uids_of(uid))
         if known is None:
-            self._uids.pop(uid, None)
+            self._forget(uid)
         if self._pods.get(uid) == known:
             return
         # Replaced, never changed: readers hold no lock.
         others = {key: each for key, each in self._pods.items() if key != uid}
         self._pods = others if known is None else {**others, uid: known}
         self._changed()
+
+    def _forget(self, pod_uid: str) -> None:
+        self._uids.pop(pod_uid, None)
+        self._names.pop(pod_uid, None)
 
     def _follow(self) -> None:
         """One list, and watches until one fails."""

@@ -355,12 +355,13 @@ class Agent:
         return {} if nvml is None else {gpu.uuid: nvml.load(gpu.uuid) for gpu in gpus}
 
     def _users(self, seen: Observation) -> Sequence[User]:
-        """The containers that have a share."""
-        return [
+        """The containers that have a share; of pods that the watch has not shown yet the name alone."""
+        found = [
             User(pod.namespace, pod.name, container, tuple(pod.containers).index(container))
             for pod in self._pods.holders(seen.claim)
             for container in pod.containers_of(seen.claim, seen.share)
         ]
+        return found or [User(seen.claim.namespace, name, "", 0) for name in self._pods.awaited(seen.claim)]
 
     def _refused(self, ref: ClaimRef, claim: Mapping[str, Any] | None, message: str) -> None:
         """Tells the claim and its pods why it is not prepared."""

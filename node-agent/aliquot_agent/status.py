@@ -82,7 +82,7 @@ class Status:
                     "peak": seen.usage.peak_bytes,
                     "denied": seen.usage.denied,
                     "processes": seen.usage.processes,
-                    "pods": [f"{user.pod}/{user.container}" for user in self.sources.users(seen)],
+                    "pods": [f"{user.pod}/{user.container}".rstrip("/") for user in self.sources.users(seen)],
                 }
                 for seen in observations
             ],

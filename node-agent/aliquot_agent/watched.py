@@ -46,6 +46,8 @@ class WatchedShare:
         self._generation: int | None = None
         self._slots_used = 0
         self._logged = False
+        self._right = False
+        """Whether the quota has been as this agent wants it: what differs before is not a tenant's doing."""
         self._wanted: tuple[tuple[PreparedShare, int, int], region.Quota] | None = None
         self.touched = False
         """Whether this look has changed what the ledger counts."""
@@ -71,7 +73,11 @@ class WatchedShare:
             self._set_limit(self.share.limit)
         try:
             if self._files.restore_quota(self._quota()):
-                self._tampered("quota changed")
+                if self._right:
+                    self._tampered("quota changed")
+                else:
+                    self._brought_up_to_date()
+            self._right = True
             if self._files.restore_ledger():
                 self._tampered("ledger truncated, grown or closed")
                 self._damaged("Truncated", "size or mode of the ledger was changed", now_s)
@@ -215,6 +221,13 @@ class WatchedShare:
         if self.marks.fault(LEDGER_DAMAGED, reason, message, now_s=now_s):
             extra = {"claim_uid": self.claim.uid, "share": self.share.share, "error": message}
             logger.error("ledger is damaged", extra=extra)
+
+    def _brought_up_to_date(self) -> None:
+        extra = {"claim_uid": self.claim.uid, "share": self.share.share}
+        logger.info(
+            "quota brought up to date: another agent laid it out, or it was changed while none ran",
+            extra=extra,
+        )
 
     def _tampered(self, what: str) -> None:
         if not self._logged:

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import pytest
 
-from aliquot_api import names
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.system.installation import NAMESPACE, Installation
-from tests.system.workloads import MIB, Tenant, gpu_pod
+from tests.system.workloads import MIB, Tenant, gpu_pod, holding, share_claim, share_request
 
 SHARE_MIB: Final = 1000
 HOG_MIB: Final = 3000
@@ -65,7 +64,9 @@ class Neighbour:
 
     def _process(self) -> Any:
         [process] = [
-            each for each in self._aliquot.books(self._node)["processes"] if each["command"] == "fill"
+            each
+            for each in self._aliquot.books(self._node)["processes"]
+            if each["command"] == "fill" and each["alive"]  # dead ones of tests before stay in the books
         ]
         return process["pid"], process["used"]
 
@@ -223,42 +224,11 @@ def configure(bed: Cluster, document: str) -> None:
 
 def evicting(tenant: Tenant, *, grace_s: int) -> Object:
     """A pod whose claim asks for the strictest policy."""
-    claim: Object = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "strict"},
-        "spec": {
-            "devices": {
-                "requests": [
-                    {
-                        "name": "gpu",
-                        "exactly": {
-                            "deviceClassName": names.DEVICE_CLASS,
-                            "capacity": {"requests": {"memory": f"{SHARE_MIB}Mi"}},
-                        },
-                    }
-                ],
-                "config": [
-                    {
-                        "opaque": {
-                            "driver": names.DRIVER,
-                            "parameters": {
-                                "apiVersion": f"{names.DRIVER}/v1alpha1",
-                                "kind": "ShareConfig",
-                                "overQuota": "evict",
-                            },
-                        }
-                    }
-                ],
-            }
-        },
-    }
+    claim = share_claim("strict", share_request("gpu", f"{SHARE_MIB}Mi"), parameters={"overQuota": "evict"})
     tenant.bed.api.create(claim, namespace=tenant.namespace)
-    pod = gpu_pod("hog", command=("hog-static", str(HOG_MIB)))
+    pod = holding(gpu_pod("hog", command=("hog-static", str(HOG_MIB))), "strict")
     pod["metadata"]["labels"] = {"app": "hog"}
     pod["spec"]["terminationGracePeriodSeconds"] = grace_s
-    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "strict"}]
-    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     return pod
 
 

@@ -4,7 +4,9 @@
 import os
 import signal
 import time
+import uuid
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -12,7 +14,15 @@ from aliquot_api import names
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.system.installation import NAMESPACE, Installation
-from tests.system.workloads import MIB, Tenant, gpu_pod
+from tests.system.workloads import (
+    MIB,
+    Tenant,
+    gpu_pod,
+    holding,
+    share_claim,
+    share_config,
+    share_request,
+)
 
 AWAY_S = float(os.environ.get("ALIQUOT_AWAY_S", "12"))
 """How long the API server is away while pods run and end; the long form is 300.
@@ -25,21 +35,12 @@ pytestmark = pytest.mark.faults
 
 def hand_written_claim(memory: str) -> Object:
     """A claim named `shared`, as a user writes it."""
-    exactly = {"deviceClassName": names.DEVICE_CLASS, "capacity": {"requests": {"memory": memory}}}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "shared"},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
-    }
+    return share_claim("shared", share_request("gpu", memory))
 
 
 def claiming_pod(name: str) -> Object:
     """A pod that uses it."""
-    pod = gpu_pod(name)
-    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "shared"}]
-    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-    return pod
+    return holding(gpu_pod(name), "shared")
 
 
 @pytest.fixture
@@ -166,12 +167,66 @@ def test_a_rebooted_node_prepares_its_claims_again(
     )
 
 
-def test_force_deleted_pods_leave_nothing(aliquot: Installation, tenant: Tenant, node: str) -> None:
+@pytest.mark.parametrize("agent_is_down", [False, True], ids=["while the agent runs", "while it is down"])
+def test_force_deleted_pods_leave_nothing(
+    aliquot: Installation, tenant: Tenant, node: str, bed: Cluster, agent_is_down: bool
+) -> None:
     tenant.create(gpu_pod("forced", vgpu=1, gpumem=4000))
     tenant.wait_said("forced", "device")
-    aliquot.bed.delete("pods", "forced", tenant.namespace, grace_s=0)
-    aliquot.bed.wait_for(lambda: not aliquot.files(node), what="no file of the claim")
-    assert names.DRIVER not in str(aliquot.bed.list("resourceclaims", tenant.namespace))
+    if agent_is_down:
+        bed.pause(f"{node}/kubelet")  # which would start the agent again
+        try:
+            aliquot.kill_agent(node)
+            bed.delete("pods", "forced", tenant.namespace, grace_s=0)
+            assert aliquot.files(node)
+        finally:
+            bed.resume(f"{node}/kubelet")
+    else:
+        bed.delete("pods", "forced", tenant.namespace, grace_s=0)
+    bed.wait_for(lambda: not aliquot.files(node), what="no file of the claim", timeout_s=150)
+    assert names.DRIVER not in str(bed.list("resourceclaims", tenant.namespace))
+    aliquot.wait_ready(timeout_s=150)
+    bed.wait_for(lambda: tenant.namespace not in aliquot.metrics(node), what="no metric series")
+
+
+def test_claims_that_cannot_be_held_here_are_refused_in_words_on_the_pod(
+    tenant: Tenant, node: str, bed: Cluster
+) -> None:
+    """What no scheduler and no webhook of ours let through."""
+    tenant.create(gpu_pod("model", vgpu=1, gpumem=500, command=("sleep", "1000")))
+    bed.wait_for_pod("model", tenant.namespace)
+    model = tenant.claim_of("model")["status"]["allocation"]["devices"]
+    unknown = share_config() | {"parameters": {"apiVersion": f"{names.DRIVER}/v9", "kind": "ShareConfig"}}
+    cases: dict[str, tuple[Object, list[Object], str]] = {
+        "elsewhere": ({"pool": "node-9"}, [], f"is of pool node-9, this node's pool is {node}"),
+        "uncounted": ({"consumedCapacity": {}}, [], "does not say how much may be used"),
+        "unknown": ({}, [{"source": "FromClaim", "opaque": unknown}], "apiVersion"),
+        "contradictory": (
+            {},
+            [
+                {"source": "FromClass", "opaque": share_config(sharing="shim")},
+                {"source": "FromClaim", "opaque": share_config(sharing="exclusive")},
+            ],
+            "asks for all of device",
+        ),
+    }
+    bed.pause("scheduler")
+    try:
+        for name in cases:
+            tenant.create(gpu_pod(name, vgpu=1, gpumem=500))
+        for name, (change, config, _) in cases.items():
+            bed.wait_for(partial(tenant.has_claims, name), what=f"the claim of {name}")
+            [result] = model["results"]
+            given = result | {"shareID": str(uuid.uuid4())} | change
+            allocation = {"devices": {"results": [given], "config": config}}
+            tenant.place(name, node=node, allocation=allocation)
+        for name, (_, _, words) in cases.items():
+            told = partial(tenant.told, name, "GPUShareRefused")
+            [message] = bed.wait_for(told, what=f"the event on pod {name}")
+            assert words in message
+            assert tenant.pod(name)["status"]["phase"] == "Pending"
+    finally:
+        bed.resume("scheduler")
 
 
 def test_a_restarted_containerd_disturbs_nobody(

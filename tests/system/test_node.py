@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aliquot_api import names
-from tests.cluster.api import Object
+from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
 from tests.system.installation import NAMESPACE, Installation, kubernetes_version
 from tests.system.workloads import MIB, Tenant, gpu_pod
@@ -18,6 +18,8 @@ CHURN_S = float(os.environ.get("ALIQUOT_CHURN_S", "12"))
 """How long pods come and go while nothing may be written; the long form is 300."""
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 AGENT_USER = f"{NAMESPACE}:aliquot-agent"
+OTHER_DRIVER = "gpu.nvidia.com"
+OF_HAMI = "hami.io/node-nvidia-register"
 DROPS_TAINTS = kubernetes_version() == "1.35"
 
 
@@ -177,26 +179,90 @@ def test_node_configuration_counts_at_once_and_a_bad_one_changes_nothing(
     )
 
 
-def test_a_gpu_of_a_device_plugin_is_not_published(aliquot: Installation, node: str, bed: Cluster) -> None:
+def test_a_gpu_that_others_hand_out_is_not_published_and_it_is_said_whose_it_is(
+    aliquot: Installation, node: str, bed: Cluster
+) -> None:
+    """A device plugin's, then another driver's, then HAMi's."""
     uuid = (device(aliquot, node) or {})["attributes"]["uuid"]["string"]
-    registered = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {"nvidia.com/gpu": [uuid]}}}
     path = bed.node_path(node, CHECKPOINT)
     before = path.read_bytes() if path.exists() else None
-    path.write_text(json.dumps(registered))
-    try:
+
+    def register(*ids: str) -> None:
+        """What kubelet writes; the agent looks at all owners anew when it changes."""
+        registered = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {"nvidia.com/gpu": ids}}}
+        path.write_text(json.dumps(registered))
+
+    def wait_whose(owner: str) -> None:
+        def is_said() -> bool:
+            left_out = aliquot.status(node)["leftOut"]
+            return [each["cause"] for each in left_out] == ["owned"] and owner in left_out[0]["message"]
+
+        bed.wait_for(is_said, what=f"the GPU to be left out as {owner}'s", timeout_s=20)
         bed.wait_for(lambda: not aliquot.devices(node), what="the GPU to be taken off", timeout_s=20)
+        assert f'cause="owned",gpu_uuid="{uuid}"' in aliquot.metrics(node)
+        bed.wait_for(lambda: owner in node_events(bed, node), what="an event that says why")
+
+    register(uuid)
+    try:
+        wait_whose("nvidia.com/gpu")
         assert len(aliquot.slices()) == 1  # the pool is known, and empty
-        assert "aliquot_gpu_left_out{" in aliquot.metrics(node)
-        [left_out] = aliquot.status(node)["leftOut"]
-        assert left_out["cause"] == "owned"
-        assert "nvidia.com/gpu" in left_out["message"]
-        bed.wait_for(lambda: "GpuLeftOut" in node_events(bed, node), what="an event that says why")
+        bed.api.create(foreign_slice(node, uuid))
+        bed.api.patch("nodes", node, {"metadata": {"annotations": {OF_HAMI: json.dumps([{"id": uuid}])}}})
+        register()
+        wait_whose(OTHER_DRIVER)
+        bed.delete("resourceslices", "foreign")
+        path.unlink()
+        wait_whose("HAMi")
     finally:
-        if before is None:
-            path.unlink()
-        else:
+        bed.api.patch("nodes", node, {"metadata": {"annotations": {OF_HAMI: None}}})
+        bed.delete("resourceslices", "foreign")
+        if before is not None:
             path.write_bytes(before)
+        else:
+            register()
     bed.wait_for(lambda: aliquot.devices(node), what="the GPU to be back", timeout_s=20)
+    if before is None:
+        path.unlink()
+
+
+def foreign_slice(node: str, gpu_uuid: str, *, driver: str = OTHER_DRIVER) -> Object:
+    """What another driver publishes of a GPU."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "foreign"},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0", "attributes": {"uuid": {"string": gpu_uuid}}}],
+        },
+    }
+
+
+def test_an_agent_writes_slices_of_its_own_driver_and_node_only(
+    aliquot: Installation, node: str, bed: Cluster
+) -> None:
+    def answer(slice_: Object, *, token_of: str) -> str:
+        """What the server says to the account of the agent, with a token of a pod on this node."""
+        headers = {
+            "Content-Type": "application/json",
+            "Impersonate-User": f"system:serviceaccount:{AGENT_USER}",
+        }
+        if token_of:
+            headers["Impersonate-Extra-authentication.kubernetes.io%2Fnode-name"] = token_of
+        path = f"{bed.api.kind('resourceslices').path('')}?dryRun=All"
+        try:
+            bed.api.raw(path, method="POST", body=json.dumps(slice_).encode(), headers=headers)
+        except ApiError as error:
+            return str(error)
+        return "accepted"
+
+    own = foreign_slice(node, "GPU-x", driver=names.DRIVER)
+    assert answer(own, token_of=node) == "accepted"
+    assert f"the agent of node 'other' may not write slices of node '{node}'" in answer(own, token_of="other")
+    assert "token names no node" in answer(own, token_of="")
+    assert "slices of driver gpu.aliquot.dev only" in answer(foreign_slice(node, "GPU-x"), token_of=node)
 
 
 def test_the_slice_comes_back_whoever_deletes_or_changes_it(

@@ -3,7 +3,6 @@
 
 import contextlib
 import copy
-import json
 import random
 import threading
 import time
@@ -95,6 +94,15 @@ class Audit:
 
 
 @pytest.fixture
+def tenant(tenant: Tenant, aliquot: Installation, node: str) -> Tenant:
+    """A user of a GPU that is offered whole: what growth, or a dying program, took off it is back."""
+    aliquot.bed.wait_for(
+        lambda: offered_mib(aliquot, node) == GPU_MIB, what="all of the GPU to be offered", timeout_s=60
+    )
+    return tenant
+
+
+@pytest.fixture
 def audit(aliquot: Installation, node: str) -> Iterator[Audit]:
     with Audit(aliquot, node) as audit:
         yield audit
@@ -164,7 +172,7 @@ def test_growth_that_cannot_be_is_refused_in_words(
     tenant.create(elastic("a", 100, gpumem=4000))
     tenant.create(elastic("b", 100, gpumem=15000))
     for pod in ("a", "b"):
-        tenant.wait_said(pod, "full")
+        tenant.wait_said(pod, "full", timeout_s=120)  # longer than kubelet rests after a failure
     annotate(tenant, "a", "12000Mi")
     wait_resized(tenant, "a", "NoRoom")
     bed.wait_for(
@@ -215,7 +223,7 @@ def test_a_claim_that_was_allocated_on_the_old_capacity_wins(
     bed.pause(SCHEDULER)
     try:
         tenant.create(gpu_pod("b", vgpu=1, gpumem=15000))
-        bed.wait_for(lambda: tenant.pod("b")["status"].get("resourceClaimStatuses"), what="the claim of b")
+        bed.wait_for(lambda: tenant.has_claims("b"), what="the claim of b")
         annotate(tenant, "a", "12000Mi")
         tenant.wait_said("a", "full", timeout_s=40)
         bed.wait_for(lambda: limit_of(tenant, "a") == 12000, what="the growth in the claim's status")
@@ -231,30 +239,12 @@ def test_a_claim_that_was_allocated_on_the_old_capacity_wins(
 
 
 def _schedule(tenant: Tenant, pod: str, *, like: str, memory_mib: int) -> None:
-    """What the scheduler writes for `pod`: allocation, reservation, binding."""
-    model, claim, bound = tenant.claim_of(like), tenant.claim_of(pod), tenant.pod(pod)
-    allocation = copy.deepcopy(model["status"]["allocation"])
+    """What the scheduler writes for `pod`, on the node and the GPU of another."""
+    allocation = copy.deepcopy(tenant.claim_of(like)["status"]["allocation"])
     [result] = allocation["devices"]["results"]
     result["shareID"] = str(uuid.uuid4())
     result["consumedCapacity"]["memory"] = f"{memory_mib}Mi"
-    reserved = {"resource": "pods", "name": pod, "uid": bound["metadata"]["uid"]}
-    api, name = tenant.bed.api, claim["metadata"]["name"]
-    finalizers = {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}
-    api.patch("resourceclaims", name, finalizers, tenant.namespace)
-    status = {"status": {"allocation": allocation, "reservedFor": [reserved]}}
-    api.patch("resourceclaims", name, status, tenant.namespace, subresource="status")
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": pod},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": tenant.pod(like)["spec"]["nodeName"]},
-    }
-    api.raw(
-        f"/api/v1/namespaces/{tenant.namespace}/pods/{pod}/binding",
-        method="POST",
-        body=json.dumps(binding).encode(),
-        headers={"Content-Type": "application/json"},
-    )
+    tenant.place(pod, node=tenant.pod(like)["spec"]["nodeName"], allocation=allocation)
 
 
 @pytest.mark.faults

@@ -9,7 +9,7 @@ from aliquot_api import names
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.system.installation import Installation
-from tests.system.workloads import MIB, Tenant, gpu_pod
+from tests.system.workloads import MIB, Tenant, gpu_pod, holding, share_claim, share_request
 
 LIMIT_MIB = 8000
 PAGE_BYTES = 2 * MIB
@@ -60,6 +60,31 @@ def test_the_claim_and_the_metrics_show_limit_and_use(
     series = rf'^aliquot_share_memory_limit_bytes{{[^}}]*namespace="{tenant.namespace}"[^}}]*}} (\S+)$'
     [limit] = re.findall(series, page, re.MULTILINE)
     assert float(limit) == 2000 * MIB
+    assert "hami_" not in page  # an installation asks for HAMi's names
+
+
+def test_pods_and_containers_of_one_claim_have_its_memory_together(
+    aliquot: Installation, tenant: Tenant, node: str
+) -> None:
+    bed = aliquot.bed
+    bed.api.create(share_claim("ours", share_request("gpu", "4000Mi")), namespace=tenant.namespace)
+    one = gpu_pod("one", command=("elastic", "2000"))
+    [main] = one["spec"]["containers"]
+    one["spec"]["containers"] = [main, {**main, "name": "side", "command": ["sleep", "1000"]}]
+    tenant.create(holding(one, "ours"))
+    bed.wait_for_pod("one", tenant.namespace)
+    tenant.create(holding(gpu_pod("two", command=("elastic", "3000")), "ours"))
+    tenant.wait_said("two", "part")
+    assert "full" not in tenant.said("two")
+    assert tenant.sees_mib("one", container="side") == tenant.sees_mib("two") == [4000]
+    assert 3000 * MIB < aliquot.used_bytes(node) <= 4000 * MIB
+
+    def shown() -> list[list[str]]:
+        return [share["pods"] for share in aliquot.status(node)["shares"]]
+
+    bed.wait_for(lambda: shown() == [["one/main", "one/side", "two/main"]], what="one share of them all")
+    tenant.delete("one")
+    tenant.wait_said("two", "full")
 
 
 def test_a_whole_gpu_has_no_shim(aliquot: Installation, tenant: Tenant, node: str) -> None:

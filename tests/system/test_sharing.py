@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways of sharing on the real scheduler: three GPUs of a node, by the library, by time slices and by MPS."""
+"""Several GPUs on the real scheduler: shared by the library, by time slices and by MPS, several in a pod."""
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,13 +13,14 @@ from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.system.images import BUILD
 from tests.system.installation import NAMESPACE, TEST_VALUES, Installation, gates, kubernetes_version
-from tests.system.workloads import Tenant, gpu_pod
+from tests.system.workloads import Tenant, gpu_pod, holding, share_claim, share_request
 from tests.testkit.chart import merged
 
 RPC_FAILURE: Final = 806
 WAYS: Final = {"shim": "shim", "timeslice=short": "timeslice", "mps": "mps"}
 VALUES: Final = {
-    "simulatedGpu": {"gpus": "l4:3"},
+    "simulatedGpu": {"gpus": "l4:4"},
+    "agent": {"settings": {"hamiMetrics": True}},
     "nodeConfiguration": {
         "defaults": {"gpus": [{"match": [1], "sharing": "timeslice=short"}, {"match": [2], "sharing": "mps"}]}
     },
@@ -29,7 +31,7 @@ SETTINGS: Final = f"{SMI} --query-gpu=compute_mode --format=csv,noheader; {SMI} 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Installation]:
-    """Aliquot on a node with one GPU of each way."""
+    """Aliquot on a node with a GPU of each way, and a second one of the library's."""
     with Cluster.up(name="sharing", kubernetes=kubernetes_version(), gates=gates()) as bed:
         installation = Installation(bed, values=merged(TEST_VALUES, VALUES))
         installation.install()
@@ -58,13 +60,13 @@ def gpu_of(shared: Installation, tenant: Tenant, pod: str) -> Object:
 
 
 def settings(shared: Installation) -> list[str]:
-    """Compute modes of the three GPUs, then their time slices, by the driver's tool."""
+    """Compute modes of the four GPUs, then their time slices, by the driver's tool."""
     agent = shared.pod_of("aliquot-agent")["metadata"]["name"]
     told = shared.bed.exec(agent, ["sh", "-c", SETTINGS], NAMESPACE, container="sharing")
     return [line.split(":")[-1].strip() for line in told.splitlines()]
 
 
-PLAIN: Final = ["Default"] * 6
+PLAIN: Final = ["Default"] * 8
 
 
 def test_each_way_has_its_gpu_and_leaves_nothing(shared: Installation) -> None:
@@ -84,9 +86,10 @@ def test_each_way_has_its_gpu_and_leaves_nothing(shared: Installation) -> None:
         wanted = "shim" if name == "unnamed" else name
         assert gpu_of(shared, tenant, name)["sharing"]["string"] == wanted
         assert "total 1000" in tenant.said(name), "the library holds memory in every way"
-    assert settings(shared) == ["Default", "Default", "Exclusive_Process", "Default", "Short", "Default"]
+    modes = ["Default", "Default", "Exclusive_Process", "Default"]
+    assert settings(shared) == [*modes, "Default", "Short", "Default", "Default"]
 
-    # Full for its way: it waits, although two other GPUs have room.
+    # Full for its way: it waits, although other GPUs have room.
     tenant.create(asking("late", "mps", command=["elastic", "100"], gpumem=22500))
     bed.wait_for(
         lambda: any(each["reason"] == "FailedScheduling" for each in bed.events_of(tenant.pod("late"))),
@@ -149,3 +152,31 @@ def lose_the_daemon(shared: Installation, tenant: Tenant) -> None:
     tenant.delete("late")
     tenant.create(asking("next", "mps", command=["elastic", "100"]))
     tenant.wait_said("next", "full")
+
+
+def test_a_container_may_have_shares_of_several_gpus(shared: Installation) -> None:
+    """From one request, from several requests of a claim, and from several claims."""
+    bed, idle = shared.bed, ("sleep", "1000")
+    tenant = Tenant(bed, namespace="several", labels={names.INJECT_LABEL: names.INJECT_ENABLED})
+    first, last = share_request("first", "1000Mi", minor=0), share_request("last", "700Mi", minor=3)
+    apart = {"distinctAttribute": f"{names.DRIVER}/uuid"}
+    for claim in (
+        share_claim("both", first, last, constraints=[apart]),
+        share_claim("one", first),
+        share_claim("another", last),
+    ):
+        bed.api.create(claim, namespace=tenant.namespace)
+    tenant.create(gpu_pod("count", vgpu=2, gpumem=1500, command=idle))
+    tenant.create(holding(gpu_pod("requests", command=idle), "both"))
+    tenant.create(holding(gpu_pod("claims", command=idle), "one", "another"))
+    for pod, sizes in (("count", [1500, 1500]), ("requests", [1000, 700]), ("claims", [1000, 700])):
+        bed.wait_for_pod(pod, tenant.namespace)
+        assert tenant.sees_mib(pod) == sizes, pod
+    reported = bed.wait_for(lambda: tenant.claim_of("count")["status"].get("devices"), what="its report")
+    assert len({device["device"] for device in reported}) == 2
+    [node] = bed.nodes
+    under_hamis_names = f'hami_vgpu_memory_limit_bytes{{[^}}]*namespace="{tenant.namespace}"'
+    bed.wait_for(
+        lambda: len(re.findall(under_hamis_names, shared.metrics(node))) == 6, what="two series of each pod"
+    )
+    tenant.remove()

@@ -164,4 +164,4 @@ def test_after_a_storm_of_faults_nothing_is_left_and_nobody_was_disturbed(
     assert len(aliquot.slices()) == 1
     assert aliquot.used_bytes(node) == 0
     assert len(soak.faults) >= SOAK_S // FAULT_EVERY_S
-    assert soak.made > SOAK_S / 10
+    assert soak.made > (200 if SOAK_S >= 600 else SOAK_S / 10)

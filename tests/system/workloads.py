@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aliquot_api import names
 from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
 from tests.system.images import CLIENT
@@ -15,6 +16,15 @@ from tests.system.images import CLIENT
 MIB = 1 << 20
 _HOLDERS = ("pods", "resourceclaims")
 """What holds GPUs."""
+_SEE = """
+import ctypes
+cuda, count, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_size_t()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+for device in range(count.value):
+    assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device) == 0
+    print(total.value >> 20)
+"""
 
 
 def gpu_pod(
@@ -39,6 +49,47 @@ def gpu_pod(
         "metadata": {"name": name},
         "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]},
     }
+
+
+def share_request(name: str, memory: str, *, minor: int | None = None) -> Object:
+    """A request for a share, as a user writes it; of the GPU with this number."""
+    exactly: Object = {"deviceClassName": names.DEVICE_CLASS, "capacity": {"requests": {"memory": memory}}}
+    if minor is not None:
+        expression = f'device.attributes["{names.DRIVER}"].minor == {minor}'
+        exactly["selectors"] = [{"cel": {"expression": expression}}]
+    return {"name": name, "exactly": exactly}
+
+
+def share_claim(
+    name: str,
+    *requests: Object,
+    constraints: Sequence[Object] = (),
+    parameters: Mapping[str, str] | None = None,
+) -> Object:
+    """A claim with these requests; `parameters` are those of a ShareConfig."""
+    devices: Object = {"requests": list(requests), "constraints": list(constraints)}
+    if parameters is not None:
+        devices["config"] = [{"opaque": share_config(**parameters)}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": devices},
+    }
+
+
+def share_config(**parameters: str) -> Object:
+    """Opaque configuration of our driver."""
+    kind = {"apiVersion": f"{names.DRIVER}/v1alpha1", "kind": "ShareConfig"}
+    return {"driver": names.DRIVER, "parameters": kind | parameters}
+
+
+def holding(pod: Object, *claims: str) -> Object:
+    """`pod`, each of whose containers holds all of these claims."""
+    pod["spec"]["resourceClaims"] = [{"name": claim, "resourceClaimName": claim} for claim in claims]
+    for container in pod["spec"]["containers"]:
+        container["resources"] = {"claims": [{"name": claim} for claim in claims]}
+    return pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +170,18 @@ class Tenant:
 
         return self.bed.wait_for(heard, what=f"pod {pod} to say {event!r}", timeout_s=timeout_s)
 
+    def sees_mib(self, pod: str, *, container: str = "") -> list[int]:
+        """The sizes of the GPUs that a program in a running container finds."""
+        shown = self.bed.exec(pod, ["python3", "-c", _SEE], self.namespace, container=container)
+        return [int(line) for line in shown.split()]
+
     def pod(self, pod: str) -> Object:
         """A pod as the server has it."""
         return self.bed.get("pods", pod, self.namespace)
+
+    def has_claims(self, pod: str) -> bool:
+        """Whether the claims of a pod were made."""
+        return bool(self.pod(pod)["status"].get("resourceClaimStatuses"))
 
     def claim_of(self, pod: str) -> Object:
         """The one claim that was made for a pod."""
@@ -136,9 +196,29 @@ class Tenant:
 
     def conditions(self, pod: str) -> dict[str, tuple[str, str]]:
         """Status and reason of each condition of a pod's one GPU, as its claim has them."""
-        made = self.pod(pod)["status"].get("resourceClaimStatuses")
-        device = (self.reported(pod) if made else None) or {}
+        device = (self.reported(pod) if self.has_claims(pod) else None) or {}
         return {each["type"]: (each["status"], each["reason"]) for each in device.get("conditions") or []}
+
+    def place(self, pod: str, *, node: str, allocation: Object) -> None:
+        """What the scheduler writes for a pod with one claim: allocation, reservation, binding."""
+        api, claim = self.bed.api, self.claim_of(pod)["metadata"]["name"]
+        reserved = {"resource": "pods", "name": pod, "uid": self.pod(pod)["metadata"]["uid"]}
+        finalizers = {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}
+        api.patch("resourceclaims", claim, finalizers, self.namespace)
+        status = {"status": {"allocation": allocation, "reservedFor": [reserved]}}
+        api.patch("resourceclaims", claim, status, self.namespace, subresource="status")
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        api.raw(
+            f"/api/v1/namespaces/{self.namespace}/pods/{pod}/binding",
+            method="POST",
+            body=json.dumps(binding).encode(),
+            headers={"Content-Type": "application/json"},
+        )
 
     def told(self, pod: str, reason: str) -> list[str]:
         """The messages of a pod's events with this reason."""

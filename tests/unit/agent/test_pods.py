@@ -188,3 +188,17 @@ def test_the_claims_of_pods_that_do_not_run_yet_are_not_asked_for() -> None:
     assert pods.holders(make_prepared(uid="uid-of-before"))
     assert pods.get_claim("team-a", "claim-a")["metadata"]["uid"] == "uid-a"  # as Prepare does
     assert not pods.holders(make_prepared(uid="uid-of-before"))
+
+
+def test_who_a_claim_is_reserved_for_is_known_before_the_watch_shows_it() -> None:
+    pods = Pods(api=FakeApi(), node="node-1")
+    claim = make_prepared()
+    assert pods.awaited(claim) == ()
+    pods.get_claim("team-a", "claim-a")  # as Prepare does
+    assert (pods.awaited(claim), pods.holders(claim)) == (("two",), ())
+    assert pods.awaited(make_prepared(uid="uid-of-before")) == ()
+    pods.learn("ADDED", make_pod("two"))
+    assert pods.awaited(claim) == ()
+    assert [pod.name for pod in pods.holders(claim)] == ["two"]
+    pods.learn("DELETED", make_pod("two"))
+    assert (pods.awaited(claim), pods.holders(claim)) == ((), ())

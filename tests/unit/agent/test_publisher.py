@@ -37,7 +37,7 @@ class FakeServer:
         self.wipes_at_once = False
         self._version = 0
         self._lock = threading.RLock()
-        self.events: queue.Queue[tuple[str, Object] | None] = queue.Queue()
+        self.events: queue.Queue[tuple[str, Object] | ApiError | None] = queue.Queue()
 
     def server_minor(self) -> int:
         return self.minor
@@ -139,6 +139,8 @@ class FakeEvents:
 
     def follow(self, resource_version: str, *, timeout_s: int) -> Iterator[tuple[str, Object]]:
         while not self._stopped and (event := self._server.events.get()) is not None:
+            if isinstance(event, ApiError):
+                raise event
             yield event
 
 
@@ -263,6 +265,20 @@ def test_devices_published_before_the_gate_went_off_are_taken_back(scene: Scene)
     scene.server.gate = False
     scene.publisher.start()
     wait_for(lambda: scene.published() == [0])
+
+
+def test_after_each_broken_watch_the_gate_is_asked_for_anew(scene: Scene) -> None:
+    """A server that comes back may be another one: downgraded, or with other gates."""
+    scene.publisher.start()
+    wait_for(lambda: scene.published() == [2])
+    scene.server.gate = False
+    scene.server.events.put(ApiError(status=0, message="no answer"))
+    wait_for(lambda: scene.published() == [0])
+    wait_for(lambda: "DRAConsumableCapacity" in scene.readiness.reasons().get(READINESS, ""))
+    scene.server.gate = True
+    scene.server.events.put(ApiError(status=0, message="no answer"))
+    wait_for(lambda: scene.published() == [2])
+    wait_for(lambda: scene.readiness.reasons() == {})
 
 
 def test_an_old_server_gets_nothing_shareable(scene: Scene) -> None:

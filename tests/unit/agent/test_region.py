@@ -170,6 +170,19 @@ def test_a_truncated_ledger_is_damaged_and_kills_nobody(tmp_path: Path) -> None:
     tenant.die()
 
 
+@pytest.mark.parametrize("name", ["quota", "ledger"])
+def test_a_link_in_a_shares_directory_is_not_followed(tmp_path: Path, name: str) -> None:
+    share, elsewhere = tmp_path / "share", tmp_path / "elsewhere"
+    sharedir.create(share, Quota(gpu_uuid=UUID, memory_limit_bytes=100))
+    (share / name).rename(elsewhere)
+    (share / name).symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.raises(OSError, match="symbolic links"):
+        sharedir.ShareFiles(path=share)
+    sharedir.remove(str(share))
+    assert elsewhere.read_bytes() == before
+
+
 def test_a_share_is_busy_while_a_slot_is_locked(tmp_path: Path) -> None:
     sharedir.create(tmp_path / "share", Quota(gpu_uuid=UUID, memory_limit_bytes=100))
     tenant = Tenant(tmp_path / "share", index=3)

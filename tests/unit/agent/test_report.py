@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from aliquot_agent.marks import LEDGER_DAMAGED, RESIZED, WITHIN_QUOTA, Mark
 from aliquot_agent.picture import Observation
 from aliquot_agent.region import Usage
 from aliquot_agent.report import Reporter, compose
+from tests.unit.agent.kit import wait_for
 
 MIB = 1024**2
 LIMIT = 8000 * MIB
@@ -158,6 +160,19 @@ def test_the_claim_that_waited_longest_comes_first() -> None:
         scene.at(float(now), observation("a", used=now * 100 * MIB), observation("b")) for now in (0, 1, 20)
     ]
     assert order == ["a", "b", "a"]
+
+
+def test_a_node_writes_two_reports_in_a_second_at_most() -> None:
+    scene = Scene()
+    scene.seen = [observation(f"u{number}") for number in range(20)]
+    began_s = time.monotonic()
+    scene.reporter.start()
+    try:
+        wait_for(lambda: len(scene.api.written) >= 4)
+        took_s = time.monotonic() - began_s
+    finally:
+        scene.reporter.stop()
+    assert took_s > 1.4
 
 
 def test_a_failed_write_is_tried_again_after_the_interval() -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
+import logging
 import os
 import stat
 import subprocess
@@ -273,13 +274,27 @@ def test_a_ledger_that_was_truncated_is_put_right(
     tenant.die()
 
 
-def test_a_quota_that_was_changed_is_put_right(scene: Scene) -> None:
+def test_a_quota_that_was_changed_is_put_right(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.watcher.look()
     with sharedir.ShareFiles(path=scene.share) as opened:
         opened.set_quota(memory_limit_bytes=80000 * MIB)
         scene.watcher.look()
         assert opened.quota().memory_limit_bytes == 8000 * MIB
     assert scene.watcher.picture().observations[0].usage.limit_bytes == 8000 * MIB
+    assert [each.message for each in caplog.records].count("share was tampered with") == 1
+
+
+def test_a_quota_that_another_agent_laid_out_is_brought_up_to_date_and_no_tenant_is_suspected(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with (scene.share / "quota").open("r+b") as quota:
+        quota.seek(region.QuotaLayout.log_path.offset - 8)  # reserved here
+        quota.write((5).to_bytes(8, "little"))
+    scene.look(2)
+    said = [each.message for each in caplog.records]
+    assert sum(message.startswith("quota brought up to date") for message in said) == 1
+    assert "share was tampered with" not in said
 
 
 def test_a_damaged_ledger_is_said_and_healed_and_use_is_what_nvml_shows(scene: Scene) -> None:
