@@ -8,6 +8,7 @@ the numbers of shares without a reservation stay as they are, and the next one g
 """
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -48,6 +49,8 @@ class Compute:
         self._escaped = escaped
         self._monotonic_ns = monotonic_ns
         self._wall_ns = wall_ns
+        self._given: tuple[PacedShare, ...] = ()
+        self._by_gpu: Mapping[str, Mapping[Key, PacedShare]] = {}
         self._gpus: dict[str, SharedGpu] = {}
         self._paced: Mapping[Key, Paced] = {}
         self._untold: frozenset[str] = frozenset()
@@ -88,9 +91,7 @@ class Compute:
                 gpu.look(now_ns)
 
     def _second(self, now_ns: int) -> None:
-        by_gpu: dict[str, dict[Key, PacedShare]] = {}
-        for share in self._shares():
-            by_gpu.setdefault(share.gpu_uuid, {})[share.key] = share
+        by_gpu = self._shares_by_gpu()
         for uuid in self._gpus.keys() - by_gpu.keys():
             self._gpus.pop(uuid).close()
         users = self._users()
@@ -112,3 +113,13 @@ class Compute:
                     self._escaped(share, words)
             paced |= gpu.paced()
         self._paced, self._untold = paced, frozenset(untold)
+
+    def _shares_by_gpu(self) -> Mapping[str, Mapping[Key, PacedShare]]:
+        """Those of now, by GPU UUID and key."""
+        shares = tuple(self._shares())
+        if len(shares) != len(self._given) or not all(map(operator.is_, shares, self._given)):
+            self._given, by_gpu = shares, dict[str, dict[Key, PacedShare]]()
+            for share in shares:
+                by_gpu.setdefault(share.gpu_uuid, {})[share.key] = share
+            self._by_gpu = by_gpu
+        return self._by_gpu

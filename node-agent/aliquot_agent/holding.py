@@ -62,18 +62,20 @@ class SharedGpu:
         """
         self._updates += 1
         thorough = self.in_use or self._updates % _THOROUGH == 0
-        for key in list(self._held):
-            if key not in shares or self._held[key].files.removed():
+        for key, held in list(self._held.items()):
+            share = shares.get(key)
+            # Files that were made anew are of a claim that was prepared anew, unless root removed them.
+            if share is None or ((thorough or held.share is not share) and held.files.removed()):
                 self._held.pop(key).files.close()
         for key, share in shares.items():
-            held = self._held.get(key)
-            if held is None:
+            known = self._held.get(key)
+            if known is None:
                 # It may be being prepared; the watcher logs the rest.
                 with suppress(OSError, region.DamagedRegion):
-                    held = self._held[key] = _Held(ShareFiles(path=share.path))
-                    held.update(share)
-            elif thorough or held.share is not share:
-                held.update(share)
+                    known = self._held[key] = _Held(ShareFiles(path=share.path))
+                    known.update(share)
+            elif thorough or known.share is not share:
+                known.update(share)
 
     def look(self, now_ns: int) -> None:
         """Reads the ledgers and lends."""
@@ -147,6 +149,7 @@ class _Held:
         self._accounted_ns = 0
         self._seen = b""
         self._seat = Seat(0)
+        self._paced: Paced | None = None
 
     def update(self, share: PacedShare) -> None:
         """Takes note of what is decided about the share now.
@@ -156,7 +159,7 @@ class _Held:
         self.share = share
         self._seen = b""
         self._words = self.files.pacing()
-        self._store(
+        self._store(  # which forgets what was known of them
             cores_millipercent=self._reserved,
             cost_factor_ppm=self._correction.factor_ppm,
             priority=_HIGH if share.priority is Priority.HIGH else 0,
@@ -168,6 +171,7 @@ class _Held:
         if seen == self._seen and not self._seat.active:
             self._demand.still(now_ns=now_ns)  # as most are at most looks, and there may be 128
             return self._seat
+        self._paced = None
         if len(seen) == region.PACE_SIZE:
             self._seen = seen
             self._demand.observe(region.decode_pace(seen), now_ns=now_ns)
@@ -197,6 +201,7 @@ class _Held:
 
         How the share has begun to escape; told once until that ends.
         """
+        self._paced = None
         granted_ns = self._demand.granted_at(end_ns) - self._demand.granted_at(end_ns - span_ns)
         span_s, used_s = span_ns / _SECOND_NS, used_ns / _SECOND_NS
         self._used_ns += used_ns
@@ -214,7 +219,12 @@ class _Held:
         return "" if told else words
 
     def paced(self) -> Paced:
-        """What is known of the share."""
+        """What is known of the share; the same object while that is the same."""
+        if self._paced is None:
+            self._paced = self._paced_now()
+        return self._paced
+
+    def _paced_now(self) -> Paced:
         return Paced(
             used_ns=self._used_ns,
             granted_ns=self._demand.pace.granted_ns,
@@ -238,6 +248,7 @@ class _Held:
         self._accounted_ns = now_ns
 
     def _store(self, **words: int) -> None:
+        self._paced = None
         after = self._words._replace(**words)
         self.files.set_pacing(self._words, after)
         self._words = after

@@ -288,6 +288,22 @@ def test_words_of_an_unused_gpu_are_put_right_within_seconds_and_decisions_at_on
     agent.stop()
 
 
+def test_a_share_that_is_prepared_anew_is_held_in_its_new_files(world: World) -> None:
+    share = world.add(30)
+    world.users.clear()
+    agent = world.agent()
+    pass_time(world, agent, SECOND)
+    path = world.root / share[1]
+    with sharedir.ShareFiles(path=path) as files:
+        quota = files.quota()
+    sharedir.remove(str(path))
+    sharedir.create(path, replace(quota, cores_millipercent=99_000))
+    world.shares[0] = replace(world.shares[0])
+    pass_time(world, agent, 2 * SECOND)
+    assert world.words(share).cores_millipercent == 30_000
+    agent.stop()
+
+
 def test_a_spoilt_ledger_and_a_share_that_goes_stop_nothing(world: World) -> None:
     spoilt, gone, share = world.add(10), world.add(10), world.add(10)
     agent = world.agent()
