@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import urllib3
 from kubernetes import client, config, watch
 
 from aliquot_agent.errors import ApiError
-from aliquot_agent.gets import Gets
+from aliquot_agent.plainhttp import PlainHttp
 from aliquot_agent.trust import Trust
 from aliquot_api.names import DRIVER, RESOURCE_GROUP, RESOURCE_VERSION
 
@@ -48,7 +48,7 @@ class Kube:
     def __init__(self, *, api_client: client.ApiClient, timeout_s: float = 10.0) -> None:
         self._client = api_client
         self._timeout_s = timeout_s
-        self._gets = _gets(api_client.configuration, timeout_s=timeout_s)
+        self._plain = _plain(api_client.configuration, timeout_s=timeout_s)
 
     def server_minor(self) -> int:
         """37 for Kubernetes 1.37."""
@@ -62,23 +62,27 @@ class Kube:
     def get_claim(self, namespace: str, name: str) -> Object:
         """A ResourceClaim; each Prepare waits for it."""
         path = _claim_path(namespace, name)
-        if self._gets is None:
+        if self._plain is None:
             return self._call("GET", path)
         try:
-            status, data = self._gets.get(path)
+            status, data = self._plain.get(path)
         except OSError as error:
             raise _no_answer(error) from error
         return _object(status, data)
 
     def apply_claim_status(self, namespace: str, name: str, body: Object, *, manager: str) -> None:
         """Server-side apply of a claim's status."""
-        self._call(
-            "PATCH",
-            f"{_claim_path(namespace, name)}/status",
-            query={"fieldManager": manager, "force": "true"},
-            body=body,
-            content_type="application/apply-patch+yaml",
-        )
+        path, kind = f"{_claim_path(namespace, name)}/status", "application/apply-patch+yaml"
+        query = {"fieldManager": manager, "force": "true"}
+        if self._plain is None:
+            self._call("PATCH", path, query=query, body=body, content_type=kind)
+            return
+        data = json.dumps(body).encode()
+        try:
+            status, data = self._plain.patch(f"{path}?{urlencode(query)}", data, content_type=kind)
+        except OSError as error:
+            raise _no_answer(error) from error
+        _object(status, data)
 
     def list_claims(self) -> list[Object]:
         """All ResourceClaims, as they are now."""
@@ -266,8 +270,8 @@ def _send(
     return raw
 
 
-def _gets(configuration: client.Configuration, *, timeout_s: float) -> Gets | None:
-    """What reads claims without the layers of the package; None for ways to a server that only it knows."""
+def _plain(configuration: client.Configuration, *, timeout_s: float) -> PlainHttp | None:
+    """What asks without the layers of the package; None for ways to a server that only it knows."""
     if configuration.proxy or configuration.assert_hostname is not None or configuration.tls_server_name:
         return None
 
@@ -293,7 +297,7 @@ def _gets(configuration: client.Configuration, *, timeout_s: float) -> Gets | No
 
     made_of = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
     trust = Trust(make=made, files=filter(None, made_of))
-    return Gets(server=configuration.host, tls=trust.context, headers=headers, timeout_s=timeout_s)
+    return PlainHttp(server=configuration.host, tls=trust.context, headers=headers, timeout_s=timeout_s)
 
 
 def _object(status: int, data: bytes) -> Object:

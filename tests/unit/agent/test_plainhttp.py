@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GETs over kept connections, against sockets that say what a test wants."""
+"""Requests over kept connections, against sockets that say what a test wants."""
 
 import socket
 import ssl
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot_agent.gets import Gets
+from aliquot_agent.plainhttp import PlainHttp
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
@@ -32,7 +32,7 @@ class Server:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve, args=(connections,))
         self._thread.start()
-        self.gets = Gets(
+        self.http = PlainHttp(
             server=f"http://127.0.0.1:{self._listener.getsockname()[1]}/prefix/",
             tls=ssl.create_default_context,
             headers=lambda: {"Authorization": f"Bearer {len(self.asked)}"},
@@ -62,15 +62,25 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.mark.parametrize("server", [[(OK, CHUNKED, LAST)]], indirect=True)
 def test_a_connection_is_kept_and_each_request_has_the_token_of_its_time(server: Server) -> None:
-    assert [server.gets.get("/a") for _ in range(3)] == [(200, b"{}")] * 3
+    assert [server.http.get("/a") for _ in range(3)] == [(200, b"{}")] * 3
     assert server.accepted == 1
     assert all(each.startswith(b"GET /prefix/a HTTP/1.1\r\n") for each in server.asked)
     assert [b"Bearer %d" % number in each for number, each in enumerate(server.asked)] == [True] * 3
 
 
+@pytest.mark.parametrize("server", [[(OK, OK)]], indirect=True)
+def test_a_change_is_sent_with_its_length_and_kind(server: Server) -> None:
+    assert server.http.get("/a") == (200, b"{}")
+    assert server.http.patch("/a?b=c", b'{"x": 1}', content_type="application/x+yaml") == (200, b"{}")
+    head, _, body = server.asked[1].partition(b"\r\n\r\n")
+    assert head.startswith(b"PATCH /prefix/a?b=c HTTP/1.1\r\n")
+    assert {b"Content-Length: 8", b"Content-Type: application/x+yaml"} < set(head.split(b"\r\n"))
+    assert body == b'{"x": 1}'
+
+
 @pytest.mark.parametrize("server", [[(OK,), (OK,)]], indirect=True)
 def test_a_kept_connection_that_the_server_closed_is_made_anew(server: Server) -> None:
-    assert server.gets.get("/a") == server.gets.get("/b") == (200, b"{}")
+    assert server.http.get("/a") == server.http.get("/b") == (200, b"{}")
     assert server.accepted == 2
 
 
@@ -84,12 +94,12 @@ def test_a_kept_connection_that_the_server_closed_is_made_anew(server: Server) -
     indirect=True,
 )
 def test_a_connection_that_ends_with_its_answer_is_not_kept(server: Server) -> None:
-    assert server.gets.get("/a") == server.gets.get("/b") == (200, b"{}")
+    assert server.http.get("/a") == server.http.get("/b") == (200, b"{}")
 
 
 @pytest.mark.parametrize("server", [[(NOTED, EXTENDED, OK)]], indirect=True)
 def test_what_http_allows_beside_the_answer_is_passed_over(server: Server) -> None:
-    answers = [server.gets.get("/a") for _ in range(3)]
+    answers = [server.http.get("/a") for _ in range(3)]
     assert answers == [(200, b"{}"), (404, b"{}"), (200, b"{}")]
     assert server.accepted == 1
 
@@ -97,7 +107,7 @@ def test_what_http_allows_beside_the_answer_is_passed_over(server: Server) -> No
 @pytest.mark.parametrize("server", [[(SILENCE,)]], indirect=True)
 def test_no_second_header_fits_into_a_token(server: Server) -> None:
     with pytest.raises(ValueError, match="end of a line"):
-        server.gets.get("/a\r\nX: y")
+        server.http.get("/a\r\nX: y")
 
 
 @pytest.mark.parametrize(
@@ -117,4 +127,4 @@ def test_no_second_header_fits_into_a_token(server: Server) -> None:
 )
 def test_what_is_no_answer_is_an_error_of_the_system(server: Server) -> None:
     with pytest.raises(OSError, match=r"answer|closed"):
-        server.gets.get("/a")
+        server.http.get("/a")

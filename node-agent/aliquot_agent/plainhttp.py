@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET over kept connections with nothing in between: each Prepare of a burst waits for one.
+"""Requests over kept connections with nothing in between: each Prepare of a burst waits for one.
 
 By hand: the package `kubernetes` with urllib3 takes several times the processor time for it, the standard
 library's client twice, and what an answer needs of HTTP/1.1 (RFC 9112) is little.
@@ -9,7 +9,7 @@ import http.client
 import re
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from socket import socket
 from typing import Final, NoReturn
@@ -26,8 +26,11 @@ _END: Final = b"\r\n"
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?")
 
 
-class Gets:
-    """GETs of one server, whose address may have a path. Thread-safe."""
+class PlainHttp:
+    """Requests to one server, whose address may have a path. Thread-safe.
+
+    All can be sent twice: a kept connection may end before its answer, and whatever was asked is asked anew.
+    """
 
     def __init__(
         self,
@@ -48,11 +51,24 @@ class Gets:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body; raises OSError."""
+        return self._send(f"GET {self._prefix}{path} HTTP/1.1", (), b"")
+
+    def patch(self, path: str, body: bytes, *, content_type: str) -> tuple[int, bytes]:
+        """Status and body; raises OSError. For changes that can come twice."""
+        headers = (f"Content-Type: {content_type}", f"Content-Length: {len(body)}")
+        return self._send(f"PATCH {self._prefix}{path} HTTP/1.1", headers, body)
+
+    def _send(self, first: str, more: Sequence[str], body: bytes) -> tuple[int, bytes]:
+        lines = [first, f"Host: {self._authority}", *more]
+        lines += [f"{name}: {value}" for name, value in self._headers().items()]
+        head = "\r\n".join((*lines, "", "")).encode("latin-1")
+        if head.count(b"\n") != len(lines) + 1:
+            raise ValueError("a path or a header holds the end of a line")
         with suppress(IndexError):
             kept = self._kept.pop()
             with suppress(*_CLOSED):
-                return self._ask(kept, path)
-        return self._ask(self._connection(), path)
+                return self._ask(kept, head + body)
+        return self._ask(self._connection(), head + body)
 
     def _connection(self) -> socket:
         """A new one, as the standard library makes it."""
@@ -64,15 +80,10 @@ class Gets:
         made.connect()
         return made.sock
 
-    def _ask(self, connection: socket, path: str) -> tuple[int, bytes]:
-        lines = [f"GET {self._prefix}{path} HTTP/1.1", f"Host: {self._authority}"]
-        lines += [f"{name}: {value}" for name, value in self._headers().items()]
-        head = "\r\n".join((*lines, "", "")).encode("latin-1")
+    def _ask(self, connection: socket, request: bytes) -> tuple[int, bytes]:
         keep = False
         try:
-            if head.count(b"\n") != len(lines) + 1:
-                raise ValueError("a path or a header holds the end of a line")
-            connection.sendall(head)
+            connection.sendall(request)
             answer = _Answer(connection)
             status, body = answer.read()
             keep = answer.more_may_follow
