@@ -1,29 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests over kept connections with nothing in between: each Prepare of a burst waits for one.
 
-By hand: the package `kubernetes` with urllib3 takes several times the processor time for it, the standard
-library's client twice, and what an answer needs of HTTP/1.1 (RFC 9112) is little.
+The package `kubernetes` with urllib3 takes several times the processor time for it, the standard library's
+client twice. What is left to do here is the head of a request; answers are read by httptools.
 """
 
 import http.client
-import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from socket import socket
-from typing import Final, NoReturn
+from typing import Final
 from urllib.parse import urlsplit
+
+import httptools
 
 _KEPT: Final = 64
 _CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """A kept connection that the server has closed, which it does when it likes: no answer, and no refusal."""
 _AT_ONCE: Final = 65536
-_LARGEST_HEAD: Final = 65536
-_LARGEST_BODY: Final = 16 << 20
+_LARGEST: Final = 16 << 20
 """Far more than an object of the API server can hold."""
-_END: Final = b"\r\n"
-_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?")
 
 
 class PlainHttp:
@@ -96,104 +94,56 @@ class PlainHttp:
 
 
 class _Answer:
-    """Reads one answer. A connection that ends too early is a ConnectionError, what is no HTTP an OSError."""
+    """Reads one answer. A connection that ends too early is a ConnectionError, what is no HTTP an OSError.
+
+    So is an answer without a length, which ends with its connection: the API server says how long its are.
+    """
 
     def __init__(self, connection: socket) -> None:
         self._connection = connection
-        self._data = b""
-        self._keeps = False
-        """Whether the server keeps connections where it does not say otherwise."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._complete = False
+        self._status = 0
         self.more_may_follow = False
         """Whether the connection can be used again."""
 
     def read(self) -> tuple[int, bytes]:
-        """Status and body."""
-        status, headers = self._head()
-        while 100 <= status < 200:  # notes on the way
-            status, headers = self._head()
-        coding = headers.get(b"transfer-encoding", b"").lower()
-        length = headers.get(b"content-length")
-        if coding == b"chunked":
-            body = self._chunks()
-        elif coding:
-            _refuse(f"transfer coding {coding!r}")
-        elif length is not None:
-            body = self._exactly(_number(length, base=10))
-        else:
-            return status, self._rest()
-        closes = b"close" in headers.get(b"connection", b"").lower()
-        self.more_may_follow = self._keeps and not closes and not self._data
-        return status, body
+        """Status and body; once."""
+        try:
+            self._read()
+        finally:
+            del self._parser  # which refers to this object
+        return self._status, b"".join(self._body)
 
-    def _head(self) -> tuple[int, dict[bytes, bytes]]:
-        """Status and headers by name in small letters."""
-        while (end := self._data.find(b"\r\n\r\n")) < 0:
-            if len(self._data) > _LARGEST_HEAD or not b"HTTP/1.".startswith(self._data[:7]):
-                _refuse(repr(self._data[:40]))
-            self._more()
-        first, *lines = self._data[:end].split(_END)
-        self._data = self._data[end + 4 :]
-        status = _STATUS.fullmatch(first)
-        if status is None:
-            _refuse(repr(first[:40]))
-        headers = {}
-        for line in lines:
-            name, _, value = line.partition(b":")
-            headers[name.lower()] = value.strip()
-        self._keeps = status[1] == b"1"
-        return int(status[2]), headers
-
-    def _chunks(self) -> bytes:
-        chunks = []
-        left = _LARGEST_BODY
-        while size := _number(self._line().partition(b";")[0], base=16):
-            left -= size
+    def _read(self) -> None:
+        left = _LARGEST
+        while not self._complete:
+            data = self._connection.recv(_AT_ONCE)
+            left -= len(data)
+            if not data:
+                raise ConnectionResetError("the server closed the connection without an answer")
             if left < 0:
-                _refuse(f"more than {_LARGEST_BODY} bytes")
-            chunks.append(self._exactly(size))
-            if self._line():
-                _refuse("a chunk without an end")
-        while self._line():  # trailers
-            pass
-        return b"".join(chunks)
+                raise OSError(f"an answer of more than {_LARGEST} bytes")
+            try:
+                self._parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+                self.more_may_follow = False
+                if not self._complete:
+                    raise OSError(f"no answer that is HTTP: {error}") from error
 
-    def _line(self) -> bytes:
-        while (end := self._data.find(_END)) < 0:
-            if len(self._data) > _LARGEST_HEAD:
-                _refuse("a line without an end")
-            self._more()
-        line, self._data = self._data[:end], self._data[end + 2 :]
-        return line
+    def on_message_begin(self) -> None:
+        """Of the parser: more than was asked for, if anything came before."""
+        self.more_may_follow = False
 
-    def _exactly(self, size: int) -> bytes:
-        if size > _LARGEST_BODY:
-            _refuse(f"{size} bytes")
-        while len(self._data) < size:
-            self._more()
-        found, self._data = self._data[:size], self._data[size:]
-        return found
+    def on_body(self, data: bytes) -> None:
+        """Of the parser."""
+        if not self._complete:
+            self._body.append(data)
 
-    def _rest(self) -> bytes:
-        """All that comes until the server closes."""
-        with suppress(*_CLOSED):
-            while len(self._data) <= _LARGEST_BODY:
-                self._more()
-            _refuse(f"more than {_LARGEST_BODY} bytes")
-        return self._data
-
-    def _more(self) -> None:
-        data = self._connection.recv(_AT_ONCE)
-        if not data:
-            raise ConnectionResetError("the server closed the connection without an answer")
-        self._data += data
-
-
-def _number(text: bytes, *, base: int) -> int:
-    try:
-        return int(text, base) if text.strip().isalnum() else _refuse(f"length {text[:40]!r}")
-    except ValueError:
-        _refuse(f"length {text[:40]!r}")
-
-
-def _refuse(what: str) -> NoReturn:
-    raise OSError(f"no answer that is HTTP: {what}")
+    def on_message_complete(self) -> None:
+        """Of the parser; notes on the way (1xx) are complete messages, too."""
+        status = self._parser.get_status_code()
+        if not self._complete and status >= 200:
+            self._status, self._complete = status, True
+            self.more_may_follow = self._parser.should_keep_alive()

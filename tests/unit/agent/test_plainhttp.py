@@ -12,7 +12,7 @@ from aliquot_agent.plainhttp import PlainHttp
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
-LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}"
+LAST = OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
 OLD = b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 NOTED = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK
 EXTENDED = (
@@ -120,6 +120,7 @@ def test_no_second_header_fits_into_a_token(server: Server) -> None:
         pytest.param([(CHUNKED.replace(b"\r\n1\r\n{", b"\r\nx\r\n{"),)], id="no chunk"),
         pytest.param([(CHUNKED.replace(b"{\r\n", b"{}\r\n"),)], id="a chunk that is longer"),
         pytest.param([(CHUNKED.replace(b"chunked", b"gzip"),)], id="a coding that nobody asked for"),
+        pytest.param([(b"HTTP/1.1 200 OK\r\n\r\n{}",)], id="no end"),
         pytest.param([(b"SSH-2.0-x\r\n",)], id="not HTTP"),
         pytest.param([(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",)], id="half of it"),
     ],
