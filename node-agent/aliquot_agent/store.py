@@ -164,7 +164,7 @@ class Store:
     def _make(self, folder: str, entry: PreparedClaim) -> None:
         """A claim's whole directory, which appears complete or not at all."""
         parent, _, name = folder.rpartition("/")
-        temporary = f"{parent}/.{name}.{time.time_ns():x}"  # the claim's lock is held
+        temporary = f"{parent}/.{name}.{time.monotonic_ns():x}"  # the claim's lock is held
         os.mkdir(temporary, _PRIVATE)
         self._step("claim: temporary directory made")
         try:
