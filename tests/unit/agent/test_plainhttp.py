@@ -30,7 +30,7 @@ class Server:
         self.asked: list[bytes] = []
         self.accepted = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._thread = threading.Thread(target=self._serve, args=(connections,))
+        self._thread = threading.Thread(target=self._serve, args=(connections,), daemon=True)
         self._thread.start()
         self.http = PlainHttp(
             server=f"http://127.0.0.1:{self._listener.getsockname()[1]}/prefix/",
@@ -50,6 +50,7 @@ class Server:
 
     def stop(self) -> None:
         self._thread.join(10)
+        assert not self._thread.is_alive(), "nobody came for all of the answers"
         self._listener.close()
 
 
@@ -104,10 +105,12 @@ def test_what_http_allows_beside_the_answer_is_passed_over(server: Server) -> No
     assert server.accepted == 1
 
 
-@pytest.mark.parametrize("server", [[(SILENCE,)]], indirect=True)
-def test_no_second_header_fits_into_a_token(server: Server) -> None:
+@pytest.mark.parametrize("server", [[(OK,)]], indirect=True)
+def test_no_second_header_fits_into_a_path(server: Server) -> None:
     with pytest.raises(ValueError, match="end of a line"):
         server.http.get("/a\r\nX: y")
+    assert server.http.get("/a") == (200, b"{}")
+    assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
