@@ -8,7 +8,6 @@ the numbers of shares without a reservation stay as they are, and the next one g
 """
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -18,6 +17,7 @@ from aliquot_agent.holding import SharedGpu
 from aliquot_agent.loops import Loop
 from aliquot_agent.nvml import Use
 from aliquot_agent.pacing import Paced, PacedShare
+from aliquot_agent.unchanged import same_objects
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Compute:
     def _shares_by_gpu(self) -> Mapping[str, Mapping[Key, PacedShare]]:
         """Those of now, by GPU UUID and key."""
         shares = tuple(self._shares())
-        if len(shares) != len(self._given) or not all(map(operator.is_, shares, self._given)):
+        if not same_objects(self._given, shares):
             self._given, by_gpu = shares, dict[str, dict[Key, PacedShare]]()
             for share in shares:
                 by_gpu.setdefault(share.gpu_uuid, {})[share.key] = share

@@ -13,6 +13,7 @@ from aliquot_agent.nodepolicy import NodePolicy
 from aliquot_agent.nvml import Use
 from aliquot_agent.pacing import Paced, PacedShare, paced_share
 from aliquot_agent.picture import Picture
+from aliquot_agent.unchanged import same_objects
 
 EVENT: Final = "GPUShareEscapesPacing"
 
@@ -76,7 +77,7 @@ class Cores:
     def _shares(self) -> list[PacedShare]:
         """Those of now; while nothing is decided anew about one, the same object as a second ago."""
         node, claims = self._policy(), self._claims.prepared()
-        if node is not self._of[0] or claims != self._of[1]:  # compared by identity first
+        if node is not self._of[0] or not same_objects(self._of[1], claims):
             self._of = node, claims
             self._decide(node, claims)
         return self._shares_of

@@ -12,6 +12,7 @@ from aliquot_agent.checkpoint import PreparedClaim
 from aliquot_agent.kept import Kept
 from aliquot_agent.loops import Loop
 from aliquot_agent.pods import Pod
+from aliquot_agent.unchanged import same_objects
 from aliquot_api import modes
 
 EVENT: Final = "GPUShareMpsDaemonLost"
@@ -64,7 +65,7 @@ class MpsWatch:
     def look(self) -> None:
         """Compares what the keeper has counted with what it had counted at the last look."""
         claims = self._claims()
-        if claims != self._known:  # compared by identity first: most looks find the same
+        if not same_objects(self._known, claims):
             self._known, self._users = claims, _users_of_mps(claims)
         seen = {}
         for gpu_uuid, users in self._users.items():
