@@ -17,6 +17,7 @@ PAGE_BYTES = 2 * MIB
 
 def test_two_tenants_fill_their_shares_of_one_gpu(aliquot: Installation, tenant: Tenant, node: str) -> None:
     tenant.create(gpu_pod("c", vgpu=1, gpumem=LIMIT_MIB))
+    tenant.wait_said("c", "device")  # one by one: docs/troubleshooting.md on Kubernetes 1.36
     tenant.create(gpu_pod("python", vgpu=1, gpumem=LIMIT_MIB, command=["python3", "/usr/local/bin/fill.py"]))
     for pod in ("c", "python"):
         device = tenant.wait_said(pod, "device")
