@@ -14,6 +14,7 @@ is a matter of who got the processors first. They are shown beside it.
 """
 
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -40,6 +41,12 @@ from tests.webhook_cluster.test_claims import template
 
 REPLICAS: Final = int(os.environ.get("ALIQUOT_BENCH_REPLICAS", "1000"))
 CREATES: Final = int(os.environ.get("ALIQUOT_BENCH_CREATES", "200"))
+TURNS: Final = (
+    *("none", "nothing", "call"),
+    *("nothing +", "ours", "ours", "nothing +"),
+    *("call +", "budgeted", "budgeted", "call +"),
+)
+"""Deployments in this order: the server's heap and etcd grow from one to the next."""
 ROUNDS: Final = 4
 """The creations take turns, so that what else the machine does meets everybody."""
 USUAL: Final[dict[str, object]] = {
@@ -95,6 +102,14 @@ def claim_spec(bench: Bench, namespace: str, containers: list[dict[str, Any]]) -
     return made["spec"]["spec"]
 
 
+def mean_of(runs: list[Rates]) -> Rates:
+    """The rates of all runs together."""
+    return Rates(
+        pods=statistics.harmonic_mean(run.pods for run in runs),
+        complete=statistics.harmonic_mean(run.complete for run in runs),
+    )
+
+
 def one_after_the_other(bench: Bench, by: dict[str, Setting]) -> list[Figure]:
     """The client's median, and the server's mean of the webhook alone."""
     for number in range(ROUNDS + 1):  # the first round warms everybody up
@@ -146,14 +161,16 @@ def one_after_the_other(bench: Bench, by: dict[str, Setting]) -> list[Figure]:
 
 
 def deployments(bench: Bench, by: dict[str, Setting]) -> list[Figure]:
-    """A Deployment of each, then three of ours at once."""
-    rates: dict[str, Rates] = {}
-    for name, setting in by.items():
-        mark = bench.cluster.audit.mark()
-        rates[name] = bench.deployment(setting, REPLICAS)
+    """A Deployment of each, in turns where they are compared, then three of ours at once."""
+    runs: dict[str, list[Rates]] = {name: [] for name in by}
+    requests = []
+    for name in TURNS:
+        namespace, mark = by[name].namespace, bench.cluster.audit.mark()
+        runs[name].append(bench.deployment(by[name], REPLICAS))
         if name == "ours":
-            requests = bench.cluster.audit.requests(since=mark, user=ACCOUNT, namespace=setting.namespace)
-        bench.clear(setting.namespace)
+            requests += bench.cluster.audit.requests(since=mark, user=ACCOUNT, namespace=namespace)
+        bench.clear(namespace)
+    rates = {name: mean_of(each) for name, each in runs.items()}
     three = [
         Setting(
             namespace=bench.namespace(f"ours-{index}", {"aliquot.dev/inject": "enabled"}),
