@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aliquot_agent import files
+from aliquot_agent.spares import Spares
 from aliquot_api import modes
 from aliquot_api.config import ComputePolicy, OverQuota, Priority
 
@@ -163,6 +164,7 @@ class Checkpoints:
         step: files.Step = files.no_step,
     ) -> None:
         self.directory = directory
+        self._spares = Spares(directory=directory.with_name(f"{directory.name}-spare"))
         self._alone = alone
         self._step = step
         self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
@@ -173,8 +175,13 @@ class Checkpoints:
         self._writes = 0
 
     def start(self) -> None:
-        """Makes the directory."""
+        """Makes the directories."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._spares.start()
+
+    def make_ready(self) -> None:
+        """Makes files for the next claims, so that none of them waits for that."""
+        self._spares.fill()
 
     def save(self, claim: PreparedClaim) -> None:
         """Writes a claim's checkpoint: there for every process, not yet for a machine that loses power."""
@@ -183,7 +190,14 @@ class Checkpoints:
     def draft(self, claim: PreparedClaim) -> "Draft":
         """Writes it where nobody looks: `commit` is all that is left to do under a lock that others want."""
         path = self._path(claim.uid)
-        temporary = files.write_temporary(path, encode(claim), mode=0o600, step=self._step)
+        data = encode(claim)
+        temporary = path + files.TEMPORARY
+        if self._spares.take(temporary):
+            self._step(f"{path}: spare file taken")
+            files.write_over(temporary, data)
+        else:
+            files.write_temporary(path, data, mode=0o600)
+        self._step(f"{path}: temporary written")
         signature = _signature(os.stat(temporary))
         return Draft(temporary=temporary, commit=lambda: self._put(path, signature, claim))
 
@@ -202,7 +216,9 @@ class Checkpoints:
         """Forgets a claim, what could not be read of it included."""
         path = self._path(uid)
         files.remove(path + CORRUPT)
-        files.remove(path, step=self._step)
+        if not self._spares.give(path):
+            files.remove(path)
+        self._step(f"{path}: removed")
         with self._mutex:
             self._index.pop(uid, None)
             self._cache.pop(path.rpartition("/")[2], None)

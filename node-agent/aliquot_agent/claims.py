@@ -128,6 +128,10 @@ class Claims:
         self._checkpoints.start()
         self._store.start()
 
+    def make_ready(self) -> None:
+        """Does now what the next Prepare need not wait for."""
+        self._checkpoints.make_ready()
+
     def prepared(self) -> tuple[PreparedClaim, ...]:
         """Every claim with a checkpoint."""
         return self._checkpoints.all()

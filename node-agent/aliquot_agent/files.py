@@ -31,7 +31,7 @@ def write_atomic(path: Path | str, data: bytes, *, mode: int = 0o644, step: Step
 def write_temporary(path: str, data: bytes, *, mode: int, step: Step = no_step) -> str:
     """The first half of `write_atomic`; the temporary file that `put` makes appear at `path`."""
     temporary = path + TEMPORARY
-    _write(temporary, data, flags=os.O_TRUNC, mode=mode)
+    _write(temporary, data, flags=os.O_CREAT | os.O_TRUNC, mode=mode)
     step(f"{path}: temporary written")
     return temporary
 
@@ -44,15 +44,25 @@ def put(path: str, *, step: Step = no_step) -> None:
 
 def write_new(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Makes the file `path`, in a directory that is made complete before it gets its name."""
-    _write(path, data, flags=os.O_EXCL, mode=mode)
+    _write(path, data, flags=os.O_CREAT | os.O_EXCL, mode=mode)
+
+
+def write_over(path: str, data: bytes) -> None:
+    """Makes `data` all that is in the file `path`, which is there and nobody reads.
+
+    It is cut last: a file that was cut to nothing, ext4 brings to the disk when it is closed.
+    """
+    _write(path, data, flags=0, mode=0)
 
 
 def _write(path: str, data: bytes, *, flags: int, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
     try:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(fd, rest) :]
+        if not flags:
+            os.ftruncate(fd, len(data))
     finally:
         os.close(fd)
 

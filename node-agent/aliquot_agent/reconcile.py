@@ -68,3 +68,4 @@ class Reconciler:
                 logger.error("claim cannot be reconciled", extra=extra)
         # Read again: a library counts from the moment that a checkpoint names it.
         self._library.collect({claim.library for claim in self._claims.prepared()})
+        self._claims.make_ready()

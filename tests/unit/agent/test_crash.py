@@ -51,6 +51,8 @@ def victim(root: str, verb: str, kill_at: int) -> None:
     if verb == "reboot":
         node.boot_id = "boot-2"
     claims = node.claims(step=step)
+    if verb == "prepare from spares":
+        claims.make_ready()
     if verb == "unprepare":
         claims.unprepare(ref.uid)
     else:
@@ -110,6 +112,11 @@ def check_unprepared(folder: Path) -> None:
 def test_prepare_killed_at_any_write_gives_the_same_answer(tmp_path: Path) -> None:
     writes = each_kill(tmp_path, "prepare", check_prepared, prepare_first=False)
     assert writes == WRITES
+
+
+def test_prepare_over_a_file_that_waited_killed_at_any_write_gives_the_same_answer(tmp_path: Path) -> None:
+    writes = each_kill(tmp_path, "prepare from spares", check_prepared, prepare_first=False)
+    assert writes == WRITES + 1
 
 
 def test_prepare_killed_at_any_write_is_cleared_when_the_claim_is_gone(tmp_path: Path) -> None:
