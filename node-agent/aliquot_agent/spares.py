@@ -45,16 +45,16 @@ class Spares:
                 self._ready.append(path)
 
     def take(self, path: str) -> bool:
-        """Puts one at `path`, with whatever is in it; false if there is none. Raises OSError."""
-        with suppress(IndexError, FileNotFoundError):
+        """Puts one at `path`, with whatever is in it; false if there is none, or it cannot be had."""
+        with suppress(IndexError, OSError):
             os.rename(self._ready.popleft(), path)
             return True
         return False
 
     def give(self, path: str) -> bool:
-        """Takes a file away, to be written over; false if enough wait, or it is not there. Raises OSError."""
+        """Takes a file away, to be written over; false if enough wait, or it cannot be had."""
         if len(self._ready) < MOST:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 spare = self._name()
                 os.rename(path, spare)
                 self._ready.append(spare)
