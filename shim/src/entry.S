@@ -14,6 +14,12 @@
 #error "no entry stubs for this architecture"
 #endif
 
+/* Hot code begins here, as this is linked first: on a page, so that what a hook costs does not depend on how
+ * much other code there is. */
+        .section .text.hot, "ax", %progbits
+        .balign 4096
+        .skip   64
+
         .text
         ENTER_OR_ANSWER dlsym, aq_dlsym_enter
         ENTER_OR_ANSWER dlopen, aq_dlopen_enter

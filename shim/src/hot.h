@@ -7,7 +7,7 @@
 #define ALIQUOT_HOT_H
 
 #define AQ_HOT  __attribute__((flatten, hot, aligned(64)))
-#define AQ_WARM __attribute__((aligned(64))) /* what such hooks may call all the same */
+#define AQ_WARM __attribute__((hot, aligned(64))) /* what such hooks may call all the same */
 #define AQ_RARE __attribute__((noinline, cold))
 
 /* What is so in a hook that programs call all the time: it lies straight ahead there. */

@@ -2,6 +2,7 @@
  *
  * Handles are looked up once by UUID and remembered in a table, which is read without a lock: a reader
  * that finds the version odd or changed asks again under the lock. This is never held across a call of NVML.
+ * The first of them, in most programs the only one, stands with its share in one word.
  */
 #include "nvml_share.h"
 
@@ -11,7 +12,7 @@
 #include "hooks.h"
 #include "state.h"
 
-enum { PLACES = 64 };
+enum { PLACES = 64, SHARE_BITS = 16 };
 
 struct place {
   nvmlDevice_t device;
@@ -20,7 +21,8 @@ struct place {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-  _Alignas(64) uint64_t version; /* odd while the table changes */
+  _Alignas(64) uint64_t first; /* handle and number of its share, from 1; 0: none */
+  uint64_t version;            /* odd while the table changes */
   size_t count;
   struct place known[PLACES];
 } table;
@@ -90,10 +92,17 @@ static struct aq_share *remembered(nvmlDevice_t device) {
   return find_locked(device);
 }
 
+static uint64_t in_one_word(nvmlDevice_t device, const struct aq_share *share) {
+  uint64_t handle = (uintptr_t)device;
+  return handle << SHARE_BITS >> SHARE_BITS == handle ? handle << SHARE_BITS | (share->index + 1) : 0;
+}
+
 static void remember(nvmlDevice_t device, struct aq_share *share) {
   pthread_mutex_lock(&lock);
   if (table.count < PLACES && !find(device)) {
     begin_change();
+    if (table.count == 0)
+      __atomic_store_n(&table.first, in_one_word(device, share), __ATOMIC_RELEASE);
     __atomic_store_n(&table.known[table.count].device, device, __ATOMIC_RELEASE);
     __atomic_store_n(&table.known[table.count].share, share, __ATOMIC_RELEASE);
     __atomic_store_n(&table.count, table.count + 1, __ATOMIC_RELEASE);
@@ -111,6 +120,9 @@ AQ_RARE static struct aq_share *ask_and_remember(nvmlDevice_t device) {
 }
 
 struct aq_share *aq_nvml_share(nvmlDevice_t device) {
+  uint64_t first = __atomic_load_n(&table.first, __ATOMIC_ACQUIRE);
+  if (AQ_USUALLY(first && first >> SHARE_BITS == (uintptr_t)device))
+    return &aq_shares[first % (1U << SHARE_BITS) - 1];
   struct aq_share *share = remembered(device);
   return share ? share : ask_and_remember(device);
 }
@@ -118,13 +130,14 @@ struct aq_share *aq_nvml_share(nvmlDevice_t device) {
 void aq_nvml_share_reset(void) {
   pthread_mutex_lock(&lock);
   begin_change();
+  __atomic_store_n(&table.first, 0, __ATOMIC_RELEASE);
   __atomic_store_n(&table.count, 0, __ATOMIC_RELEASE);
   end_change();
   pthread_mutex_unlock(&lock);
 }
 
 void aq_nvml_share_reset_in_child(void) {
-  table.count = 0;
+  table.first = table.count = 0;
   table.version = 0;
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

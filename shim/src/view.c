@@ -77,9 +77,9 @@ uint64_t aq_headroom(const struct aq_share *share) {
 }
 
 struct aq_view aq_view(struct aq_share *share, uint64_t physical_total, uint64_t physical_free) {
-  struct aq_view view = {aq_view_total(share, physical_total), physical_free, 0};
   uint64_t limit = aq_share_limit(share);
   uint64_t used = used_by_all(share);
+  struct aq_view view = {lesser(limit, physical_total), physical_free, 0};
   view.used = lesser(used, view.total);
   if (limit != UINT64_MAX)
     view.free = lesser(used < limit ? limit - used : 0, physical_free);
