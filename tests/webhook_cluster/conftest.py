@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
+from tests.cluster import ApiError, Cluster
 from tests.system.installation import gates, kubernetes_version
 from tests.webhook_cluster.installation import Installation, gpu_slice
 
 L4_MIB = 23034
+BINDINGS = "validatingadmissionpolicybindings"
 _NUMBERS = itertools.count(1)
 
 
@@ -49,6 +50,44 @@ def opted_in(cluster: Cluster) -> Iterator[str]:
     _create_namespace(cluster, name, {"aliquot.dev/inject": "enabled"})
     yield name
     cluster.delete("namespaces", name, timeout_s=None)
+
+
+@contextmanager
+def without_own_policies(cluster: Cluster) -> Iterator[None]:
+    """The server without the policies that leave our templates, and claims of their names, to the webhook."""
+    bindings = [cluster.get(BINDINGS, name) for name in ("aliquot-own-claims", "aliquot-own-templates")]
+    for each in bindings:
+        cluster.delete(BINDINGS, each["metadata"]["name"])
+    cluster.wait_for(lambda: not any(_refusals(cluster)) or None, what="the policies to be gone")
+    try:
+        yield
+    finally:
+        for each in bindings:
+            each["metadata"] = {key: each["metadata"][key] for key in ("name", "labels")}
+            cluster.apply(each)
+        cluster.wait_for(lambda: all(_refusals(cluster)) or None, what="the policies to be in force")
+
+
+def _refusals(cluster: Cluster) -> Iterator[bool]:
+    """Whether a template under our name is refused, and a pod that names one where it is not converted."""
+    template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    request = {"name": "any", "exactly": {"deviceClassName": "any.example"}}
+    pod = {"apiVersion": "v1", "kind": "Pod"}
+    claim = {"name": "any", "resourceClaimTemplateName": "aliquot-any"}
+    spec = {"containers": [{"name": "main", "image": "any"}], "resourceClaims": [claim]}
+    metadata = {"name": "aliquot-any", "namespace": "default"}
+    for each in (
+        {**template, "metadata": metadata, "spec": {"spec": {"devices": {"requests": [request]}}}},
+        {**pod, "metadata": metadata, "spec": spec},
+    ):
+        try:
+            cluster.api.create(each, dry_run=True)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            yield True
+        else:
+            yield False
 
 
 @pytest.fixture

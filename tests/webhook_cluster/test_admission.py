@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import ApiError, Cluster
-from tests.webhook_cluster.conftest import L4_MIB
+from tests.webhook_cluster.conftest import L4_MIB, without_own_policies
 from tests.webhook_cluster.installation import ACCOUNT, GRACE_S, Installation, container, pod, refusal
 
 
@@ -316,13 +316,14 @@ def test_a_template_forged_under_our_name_is_not_used(
         "resourceClaims"
     ][0]["resourceClaimTemplateName"]
     request = {"name": "main", "exactly": {"deviceClassName": "gpu.aliquot.dev"}}
-    cluster.api.create(
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"spec": {"devices": {"requests": [request]}}},
-        }
-    )
+    with without_own_policies(cluster):  # as before there were any
+        cluster.api.create(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaimTemplate",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"spec": {"devices": {"requests": [request]}}},
+            }
+        )
     with pytest.raises(ApiError, match="does not say what its name stands for"):
         cluster.api.create(pod("p", namespace, container(gpumem=10)))

@@ -17,7 +17,7 @@ from aliquot_webhook.rewrite import Patch, rewrite
 from tests.cluster import ApiError, Cluster
 from tests.system.installation import kubernetes_version
 from tests.unit.webhook.kit import H100, apply, inventory
-from tests.webhook_cluster.conftest import opted_in
+from tests.webhook_cluster.conftest import opted_in, without_own_policies
 from tests.webhook_cluster.installation import Installation, container, gpu_slice, pod
 
 SIZE_MIB = 81559
@@ -61,7 +61,7 @@ def eight_gpus(cluster: Cluster, installation: Installation) -> Iterator[str]:
     """A namespace, and a node of eight."""
     resource_slice = gpu_slice("node-2", sizes_mib=[SIZE_MIB] * 8, product="NVIDIA H100 80GB HBM3")
     cluster.apply(resource_slice)
-    with opted_in(cluster) as namespace:
+    with opted_in(cluster) as namespace, without_own_policies(cluster):
         yield namespace
         for each in cluster.list("pods", namespace):
             cluster.delete("pods", each["metadata"]["name"], namespace, grace_s=0)

@@ -18,6 +18,7 @@ from tests.cluster import Cluster
 from tests.unit.webhook.kit import apply
 from tests.unit.webhook.semantics import Case, cases
 from tests.unit.webhook.test_rewrite_properties import INVENTORIES, POLICIES, plausible_pods
+from tests.webhook_cluster.conftest import without_own_policies
 from tests.webhook_cluster.installation import CONFIGURATIONS
 
 CONVERTED = [case for case in cases() if "claim" in case.row]
@@ -26,7 +27,7 @@ EXAMPLES = int(os.environ.get("ALIQUOT_EXAMPLES", "100"))
 
 @pytest.fixture(scope="module")
 def bare(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster without our webhooks."""
+    """The cluster without our webhooks, and without what would miss them."""
     present = [
         each
         for kind in CONFIGURATIONS
@@ -35,7 +36,8 @@ def bare(cluster: Cluster) -> Iterator[Cluster]:
     ]
     for each in present:
         cluster.delete(f"{each['kind'].lower()}s", "aliquot-webhook")
-    yield cluster
+    with without_own_policies(cluster):
+        yield cluster
     for each in present:
         each["metadata"] = {"name": "aliquot-webhook"}
         cluster.apply(each)
