@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aliquot_agent import documents
+from aliquot_agent import documents, files
 from aliquot_agent.cdi import FILE_PREFIX
 from aliquot_agent.errors import Refused
 
@@ -29,7 +29,6 @@ _GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
 
 Nodes = Mapping[str, frozenset[str]]
 """Device nodes that a container gets, by CDI device."""
-_Signature = tuple[int, int, int]
 """Tells one content of a file from the next without reading it."""
 
 
@@ -42,7 +41,7 @@ class _Found:
     nodes: frozenset[str]
     path: str
     """The spec that says it."""
-    signature: _Signature
+    signature: files.Signature
     at_s: float
     """When it was found."""
 
@@ -63,7 +62,7 @@ class BaseSpecs:
         self._directories = directories
         self._kind = kind
         self._host_root = host_root
-        self._cache: dict[str, tuple[_Signature, Nodes]] = {}
+        self._cache: dict[str, tuple[files.Signature, Nodes]] = {}
         self._found: dict[tuple[str, int, int], _Found] = {}
         self._verified_at_s: dict[str, float] = {}
         """By GPU UUID."""
@@ -133,7 +132,7 @@ class BaseSpecs:
                     if name.endswith((".json", ".yaml", ".yml")) and not name.startswith(FILE_PREFIX):
                         yield f"{directory}/{name}"
 
-    def _nodes(self, path: str) -> tuple[_Signature, Nodes]:
+    def _nodes(self, path: str) -> tuple[files.Signature, Nodes]:
         signature = _signature(path)
         cached = self._cache.get(path)
         if cached is not None and cached[0] == signature:
@@ -147,13 +146,13 @@ class BaseSpecs:
         return read
 
 
-def _signature(path: str) -> _Signature:
+def _signature(path: str) -> files.Signature:
     """What is never that of a file, where there is none."""
     try:
         status = os.stat(path)
     except OSError:
         return (0, 0, -1)
-    return (status.st_ino, status.st_mtime_ns, status.st_size)
+    return files.signature(status)
 
 
 def _usable_devices(document: object, *, kind: str) -> Nodes:

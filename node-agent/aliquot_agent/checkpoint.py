@@ -39,9 +39,6 @@ _UID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 
 _FRESH_S: Final = 1.0
 
-_Signature = tuple[int, int, int]
-"""Tells one content of a file from the next without reading it."""
-
 
 class Growth(enum.StrEnum):
     """Where a share's growth beyond what its claim consumed stands."""
@@ -167,7 +164,7 @@ class Checkpoints:
         self._spares = Spares(directory=directory.with_name(f"{directory.name}-spare"))
         self._alone = alone
         self._step = step
-        self._cache: dict[str, tuple[_Signature, PreparedClaim]] = {}
+        self._cache: dict[str, tuple[files.Signature, PreparedClaim]] = {}
         self._mutex = threading.Lock()
         self._index: dict[str, PreparedClaim] = {}
         self._read_at_s = float("-inf")
@@ -198,10 +195,10 @@ class Checkpoints:
         else:
             files.write_temporary(path, data, mode=0o600)
         self._step(f"{path}: temporary written")
-        signature = _signature(os.stat(temporary))
+        signature = files.signature(os.stat(temporary))
         return Draft(temporary=temporary, commit=lambda: self._put(path, signature, claim))
 
-    def _put(self, path: str, signature: _Signature, claim: PreparedClaim) -> None:
+    def _put(self, path: str, signature: files.Signature, claim: PreparedClaim) -> None:
         files.put(path, step=self._step)
         self._cache[path.rpartition("/")[2]] = (signature, claim)
         with self._mutex:
@@ -274,7 +271,7 @@ class Checkpoints:
     def _known(self, entry: os.DirEntry[str]) -> PreparedClaim | None:
         cached = self._cache.get(entry.name)
         try:
-            return cached[1] if cached is not None and cached[0] == _signature(entry.stat()) else None
+            return cached[1] if cached is not None and cached[0] == files.signature(entry.stat()) else None
         except FileNotFoundError:
             return None
 
@@ -292,7 +289,7 @@ class Checkpoints:
             return None
         try:
             with os.fdopen(fd, "rb") as file:
-                signature = _signature(os.fstat(fd))
+                signature = files.signature(os.fstat(fd))
                 claim = decode(file.read(), uid=name.removesuffix(_SUFFIX))
         except UnreadableCheckpoint as error:
             with suppress(FileNotFoundError):  # another thread was first
@@ -356,10 +353,6 @@ def _known(body: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
         newer = {name: value for name, value in body.items() if name not in known}
         known["newer"] = json.dumps(newer, sort_keys=True)
     return known
-
-
-def _signature(status: os.stat_result) -> _Signature:
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 Step = Callable[[str], None]
+Signature = tuple[int, int, int]
+"""Tells one content of a file from the next without reading it."""
 
 TEMPORARY: Final = ".tmp"
 """Suffix of files that a crash may leave; whoever owns the folder removes them at its start."""
@@ -19,6 +21,11 @@ TEMPORARY: Final = ".tmp"
 
 def no_step(_: str) -> None:
     """The hook of production."""
+
+
+def signature(status: os.stat_result) -> Signature:
+    """What a file's status tells of its content: inode, time, size."""
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def write_atomic(path: Path | str, data: bytes, *, mode: int = 0o644, step: Step = no_step) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_Signatures = tuple[tuple[int, int, int], ...]
+from aliquot_agent import files
+
+_Signatures = tuple[files.Signature, ...]
 
 
 class Trust:
@@ -34,6 +36,5 @@ class Trust:
         found = []
         for path in self._files:
             with suppress(FileNotFoundError):  # reading it will say so
-                status = os.stat(path)
-                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+                found.append(files.signature(os.stat(path)))
         return tuple(found)
