@@ -8,8 +8,9 @@ dropped. The only module that talks to the package `kubernetes`, whose configura
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -64,11 +65,7 @@ class Kube:
         path = _claim_path(namespace, name)
         if self._plain is None:
             return self._call("GET", path)
-        try:
-            status, data = self._plain.get(path)
-        except OSError as error:
-            raise _no_answer(error) from error
-        return _object(status, data)
+        return _answer(partial(self._plain.get, path))
 
     def apply_claim_status(self, namespace: str, name: str, body: Object, *, manager: str) -> None:
         """Server-side apply of a claim's status."""
@@ -78,11 +75,7 @@ class Kube:
             self._call("PATCH", path, query=query, body=body, content_type=kind)
             return
         data = json.dumps(body).encode()
-        try:
-            status, data = self._plain.patch(f"{path}?{urlencode(query)}", data, content_type=kind)
-        except OSError as error:
-            raise _no_answer(error) from error
-        _object(status, data)
+        _answer(partial(self._plain.patch, f"{path}?{urlencode(query)}", data, content_type=kind))
 
     def list_claims(self) -> list[Object]:
         """All ResourceClaims, as they are now."""
@@ -298,6 +291,15 @@ def _plain(configuration: client.Configuration, *, timeout_s: float) -> PlainHtt
     made_of = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
     trust = Trust(make=made, files=filter(None, made_of))
     return PlainHttp(server=configuration.host, tls=trust.context, headers=headers, timeout_s=timeout_s)
+
+
+def _answer(ask: Callable[[], tuple[int, bytes]]) -> Object:
+    """The object that a request is answered with; raises ApiError."""
+    try:
+        status, data = ask()
+    except OSError as error:
+        raise _no_answer(error) from error
+    return _object(status, data)
 
 
 def _object(status: int, data: bytes) -> Object:
