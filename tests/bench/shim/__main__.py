@@ -12,7 +12,7 @@ from typing import Final
 
 from shim.tests import shares
 from shim.tests.sandbox import MIB, SHIM, Sandbox
-from tests.bench.figures import Figure, at_least, at_most, publish
+from tests.bench.figures import Figure, at_least, at_most, context, publish
 from tests.bench.shim.measuring import build, lines
 
 ROUNDS: Final = 20
@@ -66,9 +66,18 @@ class Bench:
     def calls(self) -> list[Figure]:
         """Calls within one process."""
         bare, ours = self._least(lambda bare: self._once("calls", bare=bare), ROUNDS)
+        changing = round(ours["async-changing"] - bare["async-changing"], 1)
         return [
-            added(what, ours=ours[name], bare=bare[name], target=target)
-            for name, (what, target) in CALLS.items()
+            *(
+                added(what, ours=ours[name], bare=bare[name], target=target)
+                for name, (what, target) in CALLS.items()
+            ),
+            context(
+                "cuMemAllocAsync + cuMemFreeAsync, another size each time",
+                changing,
+                "ns",
+                baseline=bare["async-changing"],
+            ),
         ]
 
     def rate(self, family: str) -> Figure:
